@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# How every library and test of tutti is declared, so that a part's own CMake file is a list of names.
+
+# tutti_add_library(kernels SOURCES a.cpp ... PUBLIC lib ... PRIVATE lib ...) makes tutti_kernels and tutti::kernels.
+function(tutti_add_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(tutti_${name} STATIC ${arg_SOURCES})
+  add_library(tutti::${name} ALIAS tutti_${name})
+  set_target_properties(tutti_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(tutti_${name} PUBLIC cxx_std_20)
+  target_include_directories(tutti_${name}
+    PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src)
+  target_link_libraries(tutti_${name} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
+  tutti_warnings(tutti_${name})
+endfunction()
+
+function(tutti_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual)
+  if(TUTTI_WARNINGS_AS_ERRORS)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+
+# tutti_add_test(name SOURCES a.cpp LIBRARIES tutti::runtime RANKS 1 2 4 TIMEOUT s LABELS unit mpi)
+# One executable on the MPI-aware Catch2 main; one CTest a rank count (name.4), each with a timeout.
+# Without RANKS it runs as a single process without mpirun.
+function(tutti_add_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES;RANKS;LABELS" ${ARGN})
+  add_executable(test_${name} ${arg_SOURCES})
+  target_link_libraries(test_${name} PRIVATE tutti_test_main ${arg_LIBRARIES})
+  target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  tutti_warnings(test_${name})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  if(NOT arg_RANKS)
+    add_test(NAME ${name} COMMAND test_${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  endif()
+  foreach(ranks IN LISTS arg_RANKS)
+    add_test(NAME ${name}.${ranks}
+      COMMAND ${PROJECT_SOURCE_DIR}/tests/mpirun ${ranks} $<TARGET_FILE:test_${name}>)
+    set_tests_properties(${name}.${ranks} PROPERTIES
+      TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS};mpi" PROCESSORS ${ranks})
+  endforeach()
+endfunction()
