@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-# Finds Kokkos 3.4 to 5.x as Kokkos::kokkos. Debian 12's package (3.4.01, from Trilinos) names an include
-# folder that does not exist and no library that can be linked; its target is replaced by a mended one.
+# Finds Kokkos 3.4 to 5.x as tutti::kokkos. Debian 12's package (3.4.01, from Trilinos) has a Kokkos::kokkos
+# whose include folder does not exist, and no Kokkos::kokkoscore; headers and library are then named here.
 find_package(Kokkos CONFIG REQUIRED)
-get_target_property(_kokkos_includes Kokkos::kokkoscore INTERFACE_INCLUDE_DIRECTORIES)
-set(_kokkos_broken FALSE)
-foreach(_dir IN LISTS _kokkos_includes)
-  if(NOT _dir MATCHES "^\\$<" AND NOT EXISTS "${_dir}/Kokkos_Core.hpp")
-    set(_kokkos_broken TRUE)
-  endif()
-endforeach()
 find_path(TUTTI_KOKKOS_TRILINOS_INCLUDE Kokkos_Core.hpp PATH_SUFFIXES trilinos)
 find_library(TUTTI_KOKKOS_TRILINOS_LIBRARY trilinos_kokkoscore)
 mark_as_advanced(TUTTI_KOKKOS_TRILINOS_INCLUDE TUTTI_KOKKOS_TRILINOS_LIBRARY)
 add_library(tutti_kokkos INTERFACE)
-if(TUTTI_KOKKOS_TRILINOS_LIBRARY AND (_kokkos_broken OR Kokkos_VERSION VERSION_LESS 3.5))
+if(NOT TARGET Kokkos::kokkoscore AND TUTTI_KOKKOS_TRILINOS_INCLUDE AND TUTTI_KOKKOS_TRILINOS_LIBRARY)
   target_include_directories(tutti_kokkos SYSTEM INTERFACE ${TUTTI_KOKKOS_TRILINOS_INCLUDE})
   target_link_libraries(tutti_kokkos INTERFACE ${TUTTI_KOKKOS_TRILINOS_LIBRARY} ${CMAKE_DL_LIBS})
 else()
