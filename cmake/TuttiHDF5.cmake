@@ -4,7 +4,8 @@
 include_guard(GLOBAL)
 set(HDF5_PREFER_PARALLEL TRUE)
 if(NOT HDF5_ROOT AND NOT DEFINED ENV{HDF5_ROOT})
-  # Debian may have a serial, an MPICH and an Open MPI flavour side by side, and h5pcc names any of them.
+  # Debian may have a serial, an MPICH and an Open MPI flavour side by side, and h5pcc names any of
+  # them.
   find_program(HDF5_C_COMPILER_EXECUTABLE NAMES h5pcc.openmpi h5pcc)
   mark_as_advanced(HDF5_C_COMPILER_EXECUTABLE)
 endif()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-# tutti::kokkos: Kokkos 3.4 to 5.x. Debian 12's package (3.4.01, from Trilinos) has a Kokkos::kokkos whose
-# include folder does not exist; its headers and library are then named here.
-# Installed beside tuttiConfig.cmake, so it is also what a consumer runs.
+# tutti::kokkos: Kokkos 3.4 to 5.x. Debian 12's package (3.4.01, from Trilinos) has a Kokkos::kokkos
+# whose include folder does not exist; its headers and library are then named here. Installed beside
+# tuttiConfig.cmake, so it is also what a consumer runs.
 find_package(Kokkos CONFIG REQUIRED)
 if(TARGET tutti::kokkos)
   return()
