@@ -21,6 +21,9 @@ endfunction()
 function(tutti_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow
     "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor;-Woverloaded-virtual>")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${target} PRIVATE -Wno-restrict)  # false on s = "x", PR105651
+  endif()
   if(TUTTI_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
