@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-# Finds Kokkos 3.4 to 5.x as Kokkos::kokkos. Debian 12's package (3.4.01, from Trilinos) names an include
-# folder that does not exist and no library that can be linked; its target is replaced by a mended one.
+# tutti::kokkos: Kokkos 3.4 to 5.x. Debian 12's package (3.4.01, from Trilinos) has a Kokkos::kokkos
+# whose include folder does not exist; its headers and library are then named here. Installed beside
+# tuttiConfig.cmake, so it is also what a consumer runs.
 find_package(Kokkos CONFIG REQUIRED)
-get_target_property(_kokkos_includes Kokkos::kokkoscore INTERFACE_INCLUDE_DIRECTORIES)
-set(_kokkos_broken FALSE)
-foreach(_dir IN LISTS _kokkos_includes)
-  if(NOT _dir MATCHES "^\\$<" AND NOT EXISTS "${_dir}/Kokkos_Core.hpp")
-    set(_kokkos_broken TRUE)
-  endif()
-endforeach()
+if(TARGET tutti::kokkos)
+  return()
+endif()
+add_library(tutti::kokkos INTERFACE IMPORTED GLOBAL)
 find_path(TUTTI_KOKKOS_TRILINOS_INCLUDE Kokkos_Core.hpp PATH_SUFFIXES trilinos)
 find_library(TUTTI_KOKKOS_TRILINOS_LIBRARY trilinos_kokkoscore)
 mark_as_advanced(TUTTI_KOKKOS_TRILINOS_INCLUDE TUTTI_KOKKOS_TRILINOS_LIBRARY)
-add_library(tutti_kokkos INTERFACE)
-if(TUTTI_KOKKOS_TRILINOS_LIBRARY AND (_kokkos_broken OR Kokkos_VERSION VERSION_LESS 3.5))
-  target_include_directories(tutti_kokkos SYSTEM INTERFACE ${TUTTI_KOKKOS_TRILINOS_INCLUDE})
-  target_link_libraries(tutti_kokkos INTERFACE ${TUTTI_KOKKOS_TRILINOS_LIBRARY} ${CMAKE_DL_LIBS})
+if(NOT TARGET Kokkos::kokkoscore
+   AND TUTTI_KOKKOS_TRILINOS_INCLUDE AND TUTTI_KOKKOS_TRILINOS_LIBRARY)
+  target_include_directories(tutti::kokkos SYSTEM INTERFACE ${TUTTI_KOKKOS_TRILINOS_INCLUDE})
+  target_link_libraries(tutti::kokkos INTERFACE
+    ${TUTTI_KOKKOS_TRILINOS_LIBRARY} ${CMAKE_DL_LIBS})
 else()
-  target_link_libraries(tutti_kokkos INTERFACE Kokkos::kokkos)
+  target_link_libraries(tutti::kokkos INTERFACE Kokkos::kokkos)
 endif()
-install(TARGETS tutti_kokkos EXPORT tuttiTargets)
-add_library(tutti::kokkos ALIAS tutti_kokkos)

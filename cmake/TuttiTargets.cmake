@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-# How every library and test of tutti is declared, so that a part's own CMake file is a list of names.
+# How every library and test of tutti is declared, so that a part's own CMake file is a list of
+# names.
 
-# tutti_add_library(kernels SOURCES a.cpp ... PUBLIC lib ... PRIVATE lib ...) makes tutti_kernels and tutti::kernels.
+# tutti_add_library(kernels SOURCES a.cpp ... PUBLIC lib ... PRIVATE lib ...)
+# makes tutti_kernels and tutti::kernels.
 function(tutti_add_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   add_library(tutti_${name} STATIC ${arg_SOURCES})
@@ -9,14 +11,16 @@ function(tutti_add_library name)
   set_target_properties(tutti_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
   target_compile_features(tutti_${name} PUBLIC cxx_std_20)
   target_include_directories(tutti_${name}
-    PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
+           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src)
   target_link_libraries(tutti_${name} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
   tutti_warnings(tutti_${name})
 endfunction()
 
 function(tutti_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor;-Woverloaded-virtual>")
   if(TUTTI_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# tutti::blas: OpenBLAS with cblas.h and openblas_set_num_threads, for the reference trainer only.
+# OpenBLAS' own configuration sets variables and no target.
+include_guard(GLOBAL)
+find_package(OpenBLAS CONFIG QUIET)
+if(NOT OpenBLAS_FOUND)
+  message(FATAL_ERROR "no OpenBLAS found (its CMake package is missing); "
+    "install libopenblas-dev, or give -DTUTTI_ENABLE_APPS=OFF to build the library alone")
+endif()
+add_library(tutti::blas INTERFACE IMPORTED GLOBAL)
+target_include_directories(tutti::blas SYSTEM INTERFACE ${OpenBLAS_INCLUDE_DIRS})
+target_link_libraries(tutti::blas INTERFACE ${OpenBLAS_LIBRARIES})

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# Every library tutti stands on, found in one place; a part only names targets:
+#   Threads::Threads MPI::MPI_C MPI::MPI_CXX tutti::kokkos tutti::hdf5 tutti::xxhash
+#   hwy::hwy fmt::fmt nlohmann_json::nlohmann_json
+# and in apps/ also CLI11::CLI11 tomlplusplus::tomlplusplus ZLIB::ZLIB tutti::blas
+find_package(Threads REQUIRED)
+set(MPI_CXX_SKIP_MPICXX ON)  # the C interface only
+find_package(MPI 3.1 REQUIRED COMPONENTS C CXX)
+find_package(fmt REQUIRED)
+find_package(hwy REQUIRED)
+find_package(nlohmann_json REQUIRED)
+include(TuttiKokkos)
+include(TuttiXxhash)
+include(TuttiHDF5)
+if(TUTTI_ENABLE_APPS)
+  find_package(CLI11 REQUIRED)
+  find_package(tomlplusplus REQUIRED)
+  find_package(ZLIB REQUIRED)
+  include(TuttiBlas)
+endif()
+
+# So that a project that takes tutti by add_subdirectory can link it from its own folders.
+get_property(_tutti_imported DIRECTORY PROPERTY IMPORTED_TARGETS)
+foreach(_tutti_target IN LISTS _tutti_imported)
+  set_property(TARGET ${_tutti_target} PROPERTY IMPORTED_GLOBAL TRUE)
+endforeach()

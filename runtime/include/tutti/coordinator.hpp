@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The coordinator: owns the control state and takes every attempt through the step boundary. `step()` reads
+// top to bottom in the order of the protocol and is the only place where state changes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tutti/decide.hpp"
+#include "tutti/error.hpp"
+#include "tutti/fault_plan.hpp"
+#include "tutti/participant.hpp"
+#include "tutti/topology.hpp"
+#include "tutti/transport.hpp"
+
+namespace tutti {
+
+/// A final verdict with what it was based on; the same bits on all ranks.
+struct Outcome {
+  std::uint64_t step = 0;     ///< committed updates after the attempt
+  std::uint64_t attempt = 0;  ///< this attempt's number, from 1
+  Verdict verdict;
+  Interval window;            ///< sample positions
+  std::uint64_t samples = 0;  ///< agreed number
+  double loss = 0;            ///< mean over all samples of the window; NaN if some rank's own loss was nonfinite
+  std::uint64_t ranks_with_nonfinite_loss = 0;
+  double loss_scale = 1;      ///< that the window's loss was multiplied by
+  double grad_norm = 0;       ///< of the unscaled mean gradient before clipping; NaN when not finite
+  double clip = 1;
+  double learning_rate_factor = 1;
+  std::uint64_t nonfinite = 0;  ///< nonfinite elements, gradients or staged values
+  Offender offender;
+  Failure failure;
+  bool stop_requested = false;
+  std::string message;        ///< one sentence for people; empty on Commit
+  bool committed() const { return verdict.kind == VerdictKind::commit; }
+};
+
+/// Thrown by all ranks with the same content when the run must not go on.
+struct Halt : Error {
+  Halt(const std::string& message, Outcome o) : Error(ErrorCode::halt, message), outcome(std::move(o)) {}
+  Outcome outcome;
+};
+
+class Coordinator;
+
+/// One attempt's window as this rank sees it. Not collective; handed to `step()`.
+class Window {
+ public:
+  std::uint64_t step() const { return step_; }
+  Interval interval() const { return interval_; }
+  std::uint32_t micro_batches() const { return micro_batches_; }
+  /// Sample positions of this rank's data-parallel part in micro-batch `micro`; may be empty.
+  Interval positions(std::uint32_t micro) const;
+  /// The loss scale; multiply the *sum* of the sample losses by gradient_scale() = scale / nominal samples before
+  /// the backward pass.
+  double loss_scale() const { return loss_scale_; }
+  double gradient_scale() const;
+  /// The gradients of the next micro-batch are in place. `loss_sum`: unscaled sum of its samples' losses;
+  /// `samples`: how many. Takes them into the sum (W > 1). A failure in here becomes a flag.
+  void add_micro_batch(double loss_sum, std::uint64_t samples);
+  /// A failure in the caller's own code: all ranks will halt with it. The window must still be handed to step().
+  void fail(std::int64_t code, const std::string& text);
+  void request_stop() { stop_ = true; }
+
+ private:
+  friend class Coordinator;
+  Coordinator* coordinator_ = nullptr;
+  std::uint64_t step_ = 0, nominal_ = 0;
+  Interval interval_;
+  std::uint32_t micro_batches_ = 1, next_micro_ = 0;
+  double loss_scale_ = 1;
+  double loss_sum_ = 0;
+  bool nonfinite_loss_ = false;
+  std::uint64_t samples_ = 0;
+  Failure failure_;
+  std::string failure_text_;
+  bool stop_ = false;
+};
+
+/// Proof that all ranks hold the same step with nothing in flight: what a checkpoint is made from.
+class CommittedBoundary {
+ public:
+  const ControlState& control() const { return *control_; }
+  const std::vector<Participant*>& participants() const { return *participants_; }
+  const Topology& topology() const { return *topology_; }
+  std::uint64_t configuration_hash() const { return configuration_hash_; }
+
+ private:
+  friend class Coordinator;
+  CommittedBoundary() = default;
+  const ControlState* control_ = nullptr;
+  const std::vector<Participant*>* participants_ = nullptr;
+  const Topology* topology_ = nullptr;
+  std::uint64_t configuration_hash_ = 0;
+};
+
+struct CoordinatorOptions {
+  Policy policy;                      ///< participants and betas are filled in
+  std::uint64_t window_samples = 1;   ///< B, nominal samples of a window over all ranks
+  std::uint32_t micro_batches = 1;    ///< W
+  std::uint64_t epoch_samples = 0;
+  std::uint64_t configuration_hash = 0;  ///< of the caller's own keys that must agree
+  FaultPlan faults;
+};
+
+/// Times of the phases of the last step on this rank, seconds.
+struct PhaseTimes {
+  double exchange = 0, ballot = 0, stage = 0, gather = 0, confirm = 0, publish = 0;
+};
+
+class Coordinator {
+ public:
+  /// Collective over topology.world(). Participants must outlive it.
+  Coordinator(const Topology& topology, std::vector<Participant*> participants, CoordinatorOptions options);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  const ControlState& control() const { return control_; }
+  const Policy& policy() const { return options_.policy; }
+
+  /// Not collective. Throws InvalidArgument while a window is open or after a Halt.
+  Window open_window();
+  /// Collective: one attempt. Returns the outcome of Commit and Skip; throws Halt on all ranks otherwise.
+  Outcome step(Window& window);
+
+  /// Throws InvalidArgument (on all ranks that call) inside a window and after a Halt.
+  CommittedBoundary boundary() const;
+  /// Collective: continue from a restored control state; the participants' arrays were filled before.
+  void resume(const ControlState& control);
+
+  const PhaseTimes& times() const { return times_; }
+  /// Collective: frees the transport.
+  void close();
+
+ private:
+  friend class Window;
+  class Attempt;
+  void require_usable(const char* call) const;
+  void take_micro_batch(Window& window);
+  std::vector<const Fault*> firing(FaultKind kind) const;
+  /// Runs local work; an exception becomes `failure` and `text` unless there is one already.
+  template <class Work>
+  void guarded(Phase phase, Failure& failure, std::string& text, Work&& work);
+
+  const Topology& topology_;
+  std::vector<Participant*> participants_;
+  CoordinatorOptions options_;
+  ControlState control_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<std::uint8_t> has_gradient_;
+  bool window_open_ = false, halted_ = false, broken_ = false;
+  PhaseTimes times_;
+};
+
+}  // namespace tutti

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The Participant seam: what the step boundary drives. ShardedAdam is one; a code that keeps its own
+// optimizer wraps it in another and takes the decision, scaler, schedule, ledger and checkpoints from tutti.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tutti/ballot.hpp"
+#include "tutti/control_state.hpp"
+#include "tutti/parameters.hpp"
+#include "tutti/policy.hpp"
+#include "tutti/shard_plan.hpp"
+
+namespace tutti {
+
+/// One fp32 array of optimizer state over the owned blocks of a shard (padding is zero).
+struct StateArray {
+  std::string name;       ///< "master", "exp_avg", "exp_avg_sq", "ema"
+  float* data = nullptr;  ///< [shard blocks x block_elements]
+};
+
+/// A participant's distributed state: what a checkpoint saves and `state_digest` covers.
+struct StateView {
+  const ParameterSet* parameters = nullptr;
+  const ShardPlan* plan = nullptr;
+  std::vector<StateArray> arrays;
+};
+
+/// What a committed attempt applies.
+struct Update {
+  double grad_factor = 1;       ///< unscale x clip x B / N
+  double learning_rate_factor = 1;  ///< of the schedule
+  UpdateMode mode = UpdateMode::staged;
+  std::span<const ParameterClock> clocks;       ///< before this update, this participant's parameters
+  std::span<const std::uint8_t> has_gradient;   ///< per parameter: some rank has one
+};
+
+/// One rank's part of one optimizer. The coordinator calls the functions of an attempt in the order in which
+/// they stand here. "Local" ones may throw: the exception becomes a flag in the next ballot and the others still
+/// run. "Collective" ones are called by all ranks on every path and may throw only MpiError.
+class Participant {
+ public:
+  virtual ~Participant() = default;
+  virtual const std::string& name() const = 0;
+  virtual std::size_t parameters() const = 0;
+  virtual std::string parameter_name(std::size_t parameter) const = 0;
+  /// beta1 and beta2 of each parameter, for the clocks.
+  virtual Policy::Betas betas(std::size_t parameter) const = 0;
+  /// Of all that must agree over ranks (parameters, plan, hyperparameters).
+  virtual std::uint64_t configuration_hash() const = 0;
+  virtual std::uint64_t plan_hash() const = 0;
+
+  /// Local: a new window opens.
+  virtual void open() = 0;
+  /// Local: takes the gradients of micro-batch `micro`.
+  virtual void accumulate(std::uint32_t micro) = 0;
+  /// Local: the window is complete (zero what this rank did not contribute).
+  virtual void close() = 0;
+  /// Collective over the memory domain, then over all ranks.
+  virtual void exchange() = 0;
+  /// Local: adds nonfinite count, first offender, sum of squares, largest magnitude, and sets
+  /// has_gradient[p] for parameters that this rank has gradients of.
+  virtual void inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient) = 0;
+  /// Local: computes the update beside the state (or over it, when in place).
+  virtual void stage(const Update& update) = 0;
+  /// Collective: new weights reach their users.
+  virtual void gather() = 0;
+  /// Local: what staging saw.
+  virtual void confirm(Confirm& confirm) = 0;
+  /// Local: the staged update becomes the state. Allocates nothing, cannot fail.
+  virtual void publish() noexcept = 0;
+  /// Local: the staged update is forgotten; the state is byte for byte what it was.
+  virtual void discard() noexcept = 0;
+
+  /// The arrays as they are now, in the committed state.
+  virtual StateView state() = 0;
+  /// Collective: the arrays were overwritten (restore); derive everything else from them.
+  virtual void restored() = 0;
+
+  /// For the fault plan: overwrite one element of the current micro-batch's gradient, or flip a bit of a published
+  /// weight; `parameter` is a name or "*", `element` wraps around. Return false when this rank does not hold it.
+  virtual bool inject_gradient(const std::string& /*parameter*/, std::uint64_t /*element*/, float /*value*/) { return false; }
+  /// After the exchange: makes the summed gradient of one owned element so large that the staged update overflows.
+  virtual bool inject_overflow() { return false; }
+  virtual bool inject_bitflip(const std::string& /*parameter*/, std::uint64_t /*element*/, unsigned /*bit*/) { return false; }
+};
+
+/// Collective over `communicator`: the digest of design section 9 over all participants' arrays; equal for equal
+/// state at any degree, shard plan or update mode.
+std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm communicator);
+
+}  // namespace tutti
