@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-# Finds Highway (1.0.3 or newer) as tutti::highway: by its CMake package, else by pkg-config.
+# hwy::hwy: Highway 1.0.3 or newer, by its CMake package or else by pkg-config (libhwy). Installed
+# beside tuttiConfig.cmake, so it is also what a consumer runs.
 find_package(hwy 1.0.3 CONFIG QUIET)
-add_library(tutti_highway INTERFACE)
 if(TARGET hwy::hwy)
-  target_link_libraries(tutti_highway INTERFACE hwy::hwy)
-else()
-  find_package(PkgConfig REQUIRED)
-  pkg_check_modules(TUTTI_HWY REQUIRED IMPORTED_TARGET libhwy>=1.0.3)
-  target_link_libraries(tutti_highway INTERFACE PkgConfig::TUTTI_HWY)
+  return()
 endif()
-install(TARGETS tutti_highway EXPORT tuttiTargets)
-add_library(tutti::highway ALIAS tutti_highway)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(TUTTI_HWY REQUIRED IMPORTED_TARGET libhwy>=1.0.3)
+add_library(hwy::hwy INTERFACE IMPORTED GLOBAL)
+target_link_libraries(hwy::hwy INTERFACE PkgConfig::TUTTI_HWY)
