@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <optional>
 
 #include "catch.hpp"
 #include "tutti/digest.hpp"
