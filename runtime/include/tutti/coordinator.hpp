@@ -163,6 +163,7 @@ class Coordinator {
   ControlState control_;
   std::unique_ptr<Transport> transport_;
   std::vector<std::uint8_t> has_gradient_;
+  std::uint64_t agreed_configuration_ = 0, agreed_plan_ = 0;  ///< what the ballots carry of them
   bool window_open_ = false, halted_ = false, broken_ = false;
   PhaseTimes times_;
 };
