@@ -52,6 +52,7 @@ struct Confirm {
   Agreement attempt;
   std::uint64_t participants = 0;  ///< sum: participants that staged and received a complete update
   std::uint64_t nonfinite = 0;     ///< sum: staged elements that are nonfinite
+  std::uint64_t nonfinite_state = 0;  ///< sum: of them, those whose old state was nonfinite already
   Offender offender;               ///< min
   Failure failure;                 ///< min
   void merge(const Confirm& other);

@@ -108,7 +108,9 @@ struct CoordinatorOptions {
 };
 
 /// Times of the phases of the last step on this rank, seconds.
-struct PhaseTimes { double exchange = 0, ballot = 0, stage = 0, gather = 0, confirm = 0, publish = 0; };
+struct PhaseTimes {
+  double exchange = 0, ballot = 0, stage = 0, gather = 0, confirm = 0, publish = 0;
+};
 
 class Coordinator {
  public:
@@ -137,7 +139,13 @@ class Coordinator {
 
  private:
   friend class Window;
+  class Attempt;
+  void require_usable(const char* call) const;
   void take_micro_batch(Window& window);
+  std::vector<const Fault*> firing(FaultKind kind) const;
+  /// Runs local work; an exception becomes `failure` and `text` unless there is one already.
+  template <class Work>
+  void guarded(Phase phase, Failure& failure, std::string& text, Work&& work);
 
   const Topology& topology_;
   std::vector<Participant*> participants_;

@@ -3,9 +3,11 @@
 // lays its pieces out in whole blocks. No data lives here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tutti/block.hpp"
@@ -35,18 +37,19 @@ struct ParameterSpec {
 /// An ordered list of parameters; the order is the same on all ranks and gives each its index.
 class ParameterSet {
  public:
-  /// Returns the new parameter's index. Throws InvalidArgument on an empty or repeated name, a zero extent
-  /// or a split axis that is not there. Not collective.
+  /// Returns the new parameter's index. Throws InvalidArgument on an empty or repeated name, a zero extent,
+  /// more elements than can be counted, or a split axis that is not there. Not collective.
   std::size_t add(ParameterSpec spec);
   std::size_t size() const { return specs_.size(); }
   const ParameterSpec& operator[](std::size_t index) const { return specs_[index]; }
   /// Throws InvalidArgument if there is none of that name.
   std::size_t index_of(std::string_view name) const;
-  /// Order-dependent hash of names, shapes, precisions and placements.
+  /// Order-dependent hash of names, shapes, precisions, placements and kinds of gradient.
   std::uint64_t hash() const;
 
  private:
   std::vector<ParameterSpec> specs_;
+  std::unordered_map<std::string, std::size_t> index_;
 };
 
 /// The part of one parameter that one slot holds: an axis-aligned slab of the global array, stored
@@ -68,6 +71,8 @@ struct Piece {
 /// The blocks of one model-parallel slot: its pieces one after the other in parameter order.
 class SlotLayout {
  public:
+  /// Throws InvalidArgument unless 0 <= slot < model_parallel, and when a slot has 2^32 blocks or more.
+  /// A slot that gets no index of a split axis (extent < M) has a piece without elements and blocks.
   SlotLayout(const ParameterSet& parameters, int model_parallel, int slot);
   const Piece& piece(std::size_t parameter) const { return pieces_[parameter]; }
   std::size_t size() const { return pieces_.size(); }

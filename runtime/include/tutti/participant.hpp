@@ -83,8 +83,10 @@ class Participant {
   virtual void restored() = 0;
 
   /// For the fault plan: overwrite one element of the current micro-batch's gradient, or flip a bit of a published
-  /// weight. `parameter` is a name or "*". Return false when this rank does not hold it.
+  /// weight; `parameter` is a name or "*", `element` wraps around. Return false when this rank does not hold it.
   virtual bool inject_gradient(const std::string& /*parameter*/, std::uint64_t /*element*/, float /*value*/) { return false; }
+  /// After the exchange: makes the summed gradient of one owned element so large that the staged update overflows.
+  virtual bool inject_overflow() { return false; }
   virtual bool inject_bitflip(const std::string& /*parameter*/, std::uint64_t /*element*/, unsigned /*bit*/) { return false; }
 };
 

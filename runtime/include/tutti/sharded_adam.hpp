@@ -79,6 +79,7 @@ class ShardedAdam : public Participant {
   StateView state() override;
   void restored() override;
   bool inject_gradient(const std::string& parameter, std::uint64_t element, float value) override;
+  bool inject_overflow() override;
   bool inject_bitflip(const std::string& parameter, std::uint64_t element, unsigned bit) override;
 
  private:

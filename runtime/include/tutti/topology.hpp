@@ -5,7 +5,6 @@
 
 #include <mpi.h>
 
-#include <string>
 #include <vector>
 
 namespace tutti {
@@ -13,14 +12,16 @@ namespace tutti {
 struct TopologyOptions {
   int model_parallel = 1;     ///< M; must divide the number of ranks
   bool shared_memory = true;  ///< false: every rank is a memory domain of its own
+  /// Test knob: at most this many consecutive ranks of a node share memory; 0 is no limit.
+  int domain_size = 0;
 };
 
 /// The axes of a job. Construction is collective over `communicator` and throws InvalidArgument on all
-/// ranks when M does not divide its size or differs between ranks. Owns four duplicates
-/// (MPI_ERRORS_RETURN); they are freed by the collective `close()`, never by the destructor.
+/// ranks, with one message, when M does not divide its size or an option differs between ranks. Owns four
+/// communicators (MPI_ERRORS_RETURN); they are freed by the collective `close()`, never by the destructor.
 class Topology {
  public:
-  Topology(MPI_Comm communicator, TopologyOptions options = {});
+  explicit Topology(MPI_Comm communicator, TopologyOptions options = {});
   Topology(const Topology&) = delete;
   Topology& operator=(const Topology&) = delete;
   ~Topology();
@@ -42,14 +43,16 @@ class Topology {
   bool same_domain(int a, int b) const { return domain_index_[a] == domain_index_[b]; }
   int domains() const { return static_cast<int>(domains_.size()); }
   int domain_index(int r) const { return domain_index_[r]; }
+  bool shared_memory() const { return shared_memory_; }  ///< as asked for in the options
 
-  /// Collective over world(): frees the communicators.
+  /// Collective over world(): frees the communicators. A second call does nothing.
   void close();
 
  private:
   MPI_Comm world_ = MPI_COMM_NULL, data_axis_ = MPI_COMM_NULL, model_axis_ = MPI_COMM_NULL,
            domain_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, model_parallel_ = 1;
+  bool shared_memory_ = true;
   std::vector<std::vector<int>> domains_;
   std::vector<int> domain_index_;
 };

@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The step boundary. `Coordinator::step` is the protocol from the closed window to the folded verdict; what it
+// decides is in decide.cpp, what it moves is in the participants.
+#include "tutti/coordinator.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "tutti/digest.hpp"
+#include "tutti/mpi_check.hpp"
+#include "tutti/step_machine.hpp"
+
+namespace tutti {
+namespace {
+
+/// Losses beyond this are no numbers to average; also the range of the exact sum.
+constexpr double largest_loss = 1e90;
+
+/// Seconds since the last lap, added to one phase after the other.
+class Laps {
+ public:
+  Laps() : last_(MPI_Wtime()) {}
+  void add_to(double& phase)
+  {
+    const double now = MPI_Wtime();
+    phase += now - last_;
+    last_ = now;
+  }
+
+ private:
+  double last_;
+};
+
+std::string describe(const Offender& offender, const std::vector<Participant*>& participants)
+{
+  if (!offender.exists()) return "no offender was located";
+  const auto stage = name_of(static_cast<Stage>(offender.stage));
+  if (offender.parameter == ~0u) return fmt::format("nonfinite loss on rank {}", offender.rank);
+  const float value = std::bit_cast<float>(offender.value_bits);
+  const Participant& participant = *participants[offender.participant];
+  return fmt::format("{} in {}/{} element {} of rank {} at stage {}{}",
+                     std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf", participant.name(),
+                     participant.parameter_name(offender.parameter), offender.element, offender.rank,
+                     stage,
+                     offender.micro == ~0u ? "" : fmt::format(", micro-batch {}", offender.micro));
+}
+
+}  // namespace
+
+// --- Window ------------------------------------------------------------------------------------
+
+Interval Window::positions(std::uint32_t micro) const
+{
+  const Topology& topology = coordinator_->topology_;
+  return interval_
+      .part(static_cast<std::uint64_t>(topology.data_rank()),
+            static_cast<std::uint64_t>(topology.data_parallel()))
+      .part(micro, micro_batches_);
+}
+
+double Window::gradient_scale() const { return loss_scale_ / static_cast<double>(nominal_); }
+
+void Window::add_micro_batch(double loss_sum, std::uint64_t samples)
+{
+  if (next_micro_ >= micro_batches_)
+    throw InvalidArgument(fmt::format(
+        "micro-batch {} does not fit into the window (it has {}); call step() first", next_micro_,
+        micro_batches_));
+  samples_ += samples;
+  loss_sum_ += loss_sum;
+  coordinator_->take_micro_batch(*this);
+  ++next_micro_;
+}
+
+void Window::fail(std::int64_t code, const std::string& text)
+{
+  if (failure_.exists()) return;
+  failure_ = {static_cast<std::uint32_t>(Phase::window),
+              static_cast<std::uint32_t>(coordinator_->topology_.rank()), code};
+  failure_text_ = text;
+}
+
+// --- construction ------------------------------------------------------------------------------
+
+Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> participants,
+                         CoordinatorOptions options)
+    : topology_(topology), participants_(std::move(participants)), options_(std::move(options))
+{
+  Policy& policy = options_.policy;
+  policy.participants = participants_.size() * static_cast<std::uint64_t>(topology.size());
+  policy.betas.clear();
+  for (const Participant* participant : participants_)
+    for (std::size_t p = 0; p < participant->parameters(); ++p)
+      policy.betas.push_back(participant->betas(p));
+
+  // The length of the ballot and the agreed number of participants must be equal before the first ballot.
+  const std::array<std::uint64_t, 2> mine = {participants_.size(), policy.betas.size()};
+  std::array<std::uint64_t, 4> range = {mine[0], mine[1], ~mine[0], ~mine[1]};
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, range.data(), 4, MPI_UINT64_T, MPI_MIN, topology.world()),
+            "MPI_Allreduce of the number of participants");
+  if (range[0] != ~range[2] || range[1] != ~range[3])
+    throw InvalidArgument(fmt::format(
+        "ranks disagree on what is trained ({} to {} optimizers, {} to {} parameters); give every "
+        "rank the same optimizers, a rank may own nothing but takes part in each",
+        range[0], ~range[2], range[1], ~range[3]));
+  if (options_.window_samples == 0 || options_.micro_batches == 0)
+    throw InvalidArgument("a window needs samples and micro-batches (one of them is 0); give at least 1");
+  has_gradient_.resize(policy.betas.size());
+  control_ = initial_state(policy, options_.epoch_samples);
+  transport_ = make_mpi_transport(topology.world(), has_gradient_.size());
+}
+
+Coordinator::~Coordinator() = default;
+
+void Coordinator::close() { transport_->close(); }
+
+void Coordinator::require_usable(const char* call) const
+{
+  if (broken_)
+    throw InvalidArgument(fmt::format("{} is refused (an MPI call failed before); end the job", call));
+  if (halted_)
+    throw InvalidArgument(
+        fmt::format("{} is refused (the run has halted); restart from a committed checkpoint", call));
+}
+
+CommittedBoundary Coordinator::boundary() const
+{
+  require_usable("a committed boundary");
+  if (window_open_)
+    throw InvalidArgument(
+        "a committed boundary is refused (a window is open); hand the window to step() first");
+  CommittedBoundary boundary;
+  boundary.control_ = &control_;
+  boundary.participants_ = &participants_;
+  boundary.topology_ = &topology_;
+  boundary.configuration_hash_ = options_.configuration_hash;
+  return boundary;
+}
+
+void Coordinator::resume(const ControlState& control)
+{
+  require_usable("resume");
+  if (window_open_) throw InvalidArgument("resume is refused (a window is open); resume before the first window");
+  if (control.clocks.size() != has_gradient_.size())
+    throw CheckpointError(fmt::format(
+        "control state does not fit (it has {} parameters, the run {}); resume with the same optimizers",
+        control.clocks.size(), has_gradient_.size()));
+  control_ = control;
+}
+
+// --- the window --------------------------------------------------------------------------------
+
+template <class Work>
+void Coordinator::guarded(Phase phase, Failure& failure, std::string& text, Work&& work)
+{
+  const auto flag = [&](std::int64_t code, const std::string& what) {
+    if (failure.exists()) return;
+    failure = {static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(topology_.rank()), code};
+    text = what;
+  };
+  try {
+    work();
+  } catch (const MpiError&) {
+    throw;  // cannot be voted on
+  } catch (const Error& error) {
+    flag(static_cast<std::int64_t>(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    flag(static_cast<std::int64_t>(ErrorCode::device), "out of memory");
+  } catch (const std::exception& error) {
+    flag(0, error.what());
+  } catch (...) {
+    flag(0, "an exception that is not a std::exception");
+  }
+}
+
+std::vector<const Fault*> Coordinator::firing(FaultKind kind) const
+{
+  return options_.faults.firing(kind, topology_.rank(), control_.step, control_.attempt + 1);
+}
+
+Window Coordinator::open_window()
+{
+  require_usable("a window");
+  if (window_open_) throw InvalidArgument("a window is open already; hand it to step() first");
+  Window window;
+  window.coordinator_ = this;
+  window.step_ = control_.step;
+  window.nominal_ = options_.window_samples;
+  window.interval_ = control_.ledger.window(options_.window_samples);
+  window.micro_batches_ = options_.micro_batches;
+  window.loss_scale_ = control_.loss_scale;
+  window_open_ = true;
+  guarded(Phase::window, window.failure_, window.failure_text_, [&] {
+    for (Participant* participant : participants_) participant->open();
+    for (const Fault* fault : firing(FaultKind::bitflip))
+      for (std::size_t i = 0; i < participants_.size(); ++i)
+        if (fault->optimizer.value_or(i) == i)
+          participants_[i]->inject_bitflip(fault->parameter, fault->element, fault->bit);
+  });
+  return window;
+}
+
+void Coordinator::take_micro_batch(Window& window)
+{
+  guarded(Phase::window, window.failure_, window.failure_text_, [&] {
+    for (const Fault* fault : firing(FaultKind::nonfinite))
+      for (std::size_t i = 0; i < participants_.size(); ++i)
+        if (fault->micro == window.next_micro_ && fault->optimizer.value_or(i) == i)
+          participants_[i]->inject_gradient(fault->parameter, fault->element, fault->value);
+    for (const Fault* fault : firing(FaultKind::loss))
+      if (fault->micro == window.next_micro_) window.loss_sum_ = fault->value;
+    for (Participant* participant : participants_) participant->accumulate(window.next_micro_);
+  });
+}
+
+// --- the step ----------------------------------------------------------------------------------
+
+/// One attempt on its way through the protocol: a function for each action of the StepMachine, in its order.
+/// Local work runs guarded, so that all ranks reach the same collectives whatever happens on one of them.
+class Coordinator::Attempt {
+ public:
+  Attempt(Coordinator& coordinator, Window& window)
+      : c_(coordinator),
+        policy_(coordinator.options_.policy),
+        window_(window),
+        machine_(policy_, coordinator.control_, window.interval_),
+        failure_(window.failure_),
+        text_(std::move(window.failure_text_)),
+        scale_faults_(coordinator.firing(FaultKind::scale)),
+        update_faults_(coordinator.firing(FaultKind::update)),
+        throw_faults_(coordinator.firing(FaultKind::throw_))
+  {
+  }
+
+  Action action() const { return machine_.action(); }
+
+  void exchange()
+  {
+    std::fill(c_.has_gradient_.begin(), c_.has_gradient_.end(), 0);
+    locally(Phase::window, [&] {
+      for (Participant* participant : c_.participants_) participant->close();
+    });
+    for (Participant* participant : c_.participants_) participant->exchange();
+    locally(Phase::exchange, [&] { inspect(); });
+    machine_.finished();
+  }
+
+  void vote()
+  {
+    locally(Phase::ballot, [&] { fill_agreement_and_loss(); });
+    ballot_.failure = failure_;
+    c_.transport_->combine(ballot_, c_.has_gradient_);
+    machine_.voted(ballot_);
+    decided_failure_ = ballot_.failure;
+    failed_here_ = failure_;
+    failure_ = {};
+    samples_ = std::max<std::uint64_t>(ballot_.samples, 1);
+    norm_ = ballot_.nonfinite != 0
+                ? std::numeric_limits<double>::quiet_NaN()
+                : gradient_norm(ballot_, window_.loss_scale_, window_.nominal_, samples_);
+    clip_ = ballot_.nonfinite != 0 ? 1 : clip_factor(norm_, policy_.max_norm);
+  }
+
+  void stage()
+  {
+    Update update;
+    update.grad_factor = clip_ *
+                         (static_cast<double>(window_.nominal_) / static_cast<double>(samples_)) /
+                         window_.loss_scale_;
+    update.learning_rate_factor = policy_.schedule.factor(c_.control_.step);
+    update.mode = policy_.update;
+    locally(Phase::stage, [&] {
+      for (const Fault* fault : update_faults_)
+        for (std::size_t i = 0; i < c_.participants_.size(); ++i)
+          if (fault->optimizer.value_or(i) == i) c_.participants_[i]->inject_overflow();
+      std::size_t first = 0;
+      for (Participant* participant : c_.participants_) {
+        const std::size_t count = participant->parameters();
+        update.clocks = std::span(c_.control_.clocks).subspan(first, count);
+        update.has_gradient = std::span(c_.has_gradient_).subspan(first, count);
+        participant->stage(update);
+        first += count;
+      }
+    });
+    machine_.finished();
+  }
+
+  void gather()
+  {
+    for (Participant* participant : c_.participants_) participant->gather();
+    locally(Phase::gather, [] {});
+    machine_.finished();
+  }
+
+  void confirm()
+  {
+    const auto rank = static_cast<std::uint32_t>(c_.topology_.rank());
+    confirm_.attempt = Agreement(c_.control_.attempt, rank);
+    locally(Phase::confirm, [&] {
+      for (std::size_t i = 0; i < c_.participants_.size(); ++i) {
+        Confirm own;
+        c_.participants_[i]->confirm(own);
+        own.offender.participant = static_cast<std::uint32_t>(i);
+        confirm_.nonfinite += own.nonfinite;
+        confirm_.nonfinite_state += own.nonfinite_state;
+        if (own.offender.exists()) confirm_.offender = std::min(confirm_.offender, own.offender);
+      }
+      confirm_.participants = c_.participants_.size();
+    });
+    confirm_.failure = failure_;
+    c_.transport_->combine(confirm_);
+    machine_.confirmed(confirm_);
+    decided_failure_ = confirm_.failure;
+    failed_here_ = failure_;
+  }
+
+  void publish() noexcept
+  {
+    for (Participant* participant : c_.participants_) participant->publish();
+    machine_.finished();
+  }
+
+  void discard() noexcept
+  {
+    for (Participant* participant : c_.participants_) participant->discard();
+    machine_.finished();
+  }
+
+  /// Folds the verdict and says what it was based on.
+  Outcome finish()
+  {
+    Outcome outcome;
+    outcome.attempt = c_.control_.attempt + 1;
+    outcome.verdict = machine_.verdict();
+    outcome.window = window_.interval_;
+    outcome.samples = ballot_.samples;
+    outcome.ranks_with_nonfinite_loss = ballot_.nonfinite_losses;
+    outcome.loss = ballot_.nonfinite_losses != 0
+                       ? std::numeric_limits<double>::quiet_NaN()
+                       : ballot_.loss.value() / static_cast<double>(samples_);
+    outcome.loss_scale = window_.loss_scale_;
+    outcome.grad_norm = norm_;
+    outcome.clip = clip_;
+    outcome.learning_rate_factor = policy_.schedule.factor(c_.control_.step);
+    outcome.nonfinite = ballot_.nonfinite + confirm_.nonfinite;
+    outcome.offender = std::min(ballot_.offender, confirm_.offender);
+    outcome.failure = decided_failure_;
+    outcome.stop_requested = ballot_.stop_requests != 0;
+    if (!outcome.committed()) outcome.message = explain(outcome);
+    c_.control_ = machine_.fold(c_.has_gradient_);
+    outcome.step = c_.control_.step;
+    return outcome;
+  }
+
+ private:
+  template <class Work>
+  void locally(Phase phase, Work&& work)
+  {
+    c_.guarded(phase, failure_, text_, [&] {
+      for (const Fault* fault : throw_faults_)
+        if (fault->phase == phase)
+          throw std::runtime_error(fmt::format("planned exception in phase {}", name_of(phase)));
+      work();
+    });
+  }
+
+  void inspect()
+  {
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < c_.participants_.size(); ++i) {
+      Participant& participant = *c_.participants_[i];
+      const std::size_t count = participant.parameters();
+      Ballot own;
+      participant.inspect(own, std::span(c_.has_gradient_).subspan(first, count));
+      own.offender.participant = static_cast<std::uint32_t>(i);
+      ballot_.nonfinite += own.nonfinite;
+      ballot_.nonfinite_state += own.nonfinite_state;
+      ballot_.largest_finite = std::max(ballot_.largest_finite, own.largest_finite);
+      ballot_.sum_of_squares.add(own.sum_of_squares);
+      if (own.offender.exists()) ballot_.offender = std::min(ballot_.offender, own.offender);
+      first += count;
+    }
+    ballot_.sum_of_squares.normalize();
+  }
+
+  void fill_agreement_and_loss()
+  {
+    const auto rank = static_cast<std::uint32_t>(c_.topology_.rank());
+    ControlState& control = c_.control_;
+    for (const Fault* fault : scale_faults_) control.loss_scale *= fault->factor;
+
+    std::uint64_t configuration = mix64(policy_.hash(), c_.options_.configuration_hash);
+    std::uint64_t plan = 0;
+    for (const Participant* participant : c_.participants_) {
+      configuration = mix64(configuration, participant->configuration_hash());
+      plan = mix64(plan, participant->plan_hash());
+    }
+    const auto agree = [&](AgreedField field, std::uint64_t value) {
+      ballot_.agreed[static_cast<std::size_t>(field)] = Agreement(value, rank);
+    };
+    agree(AgreedField::step, control.step);
+    agree(AgreedField::attempt, control.attempt);
+    agree(AgreedField::loss_scale, std::bit_cast<std::uint64_t>(control.loss_scale));
+    agree(AgreedField::learning_rate,
+          std::bit_cast<std::uint64_t>(policy_.schedule.factor(control.step)));
+    agree(AgreedField::configuration, configuration);
+    agree(AgreedField::shard_plan, plan);
+    agree(AgreedField::control_state, control.digest());
+    ballot_.participants = c_.participants_.size();
+    ballot_.stop_requests = window_.stop_ ? 1 : 0;
+
+    const bool finite_loss = std::abs(window_.loss_sum_) <= largest_loss;  // false for NaN
+    if (!finite_loss) {
+      ballot_.nonfinite_losses = 1;
+      Offender loss;
+      loss.stage = static_cast<std::uint32_t>(Stage::loss);
+      loss.micro = ~0u;
+      loss.rank = rank;
+      loss.value_bits = std::bit_cast<std::uint32_t>(static_cast<float>(window_.loss_sum_));
+      loss.count = 1;
+      ballot_.offender = std::min(ballot_.offender, loss);
+    }
+    if (c_.topology_.model_rank() == 0) {  // the model-parallel peers computed the same samples
+      ballot_.samples = window_.samples_;
+      if (finite_loss) ballot_.loss.add(window_.loss_sum_);
+      ballot_.loss.normalize();
+    }
+  }
+
+  std::string explain(const Outcome& outcome)
+  {
+    const Verdict& verdict = outcome.verdict;
+    std::string reason;
+    switch (verdict.reason) {
+      case Reason::control_mismatch:
+        if (verdict.field == AgreedField::participants)
+          return fmt::format("step {}: halted (control_mismatch: {} of {} participants took part)",
+                             c_.control_.step, ballot_.participants, policy_.participants);
+        return fmt::format("step {}: halted (control_mismatch: {} on rank {} differs)", c_.control_.step,
+                           name_of(verdict.field), verdict.rank);
+      case Reason::window_failed:
+      case Reason::update_failed:
+      case Reason::partial_update:
+        if (decided_failure_.exists()) {
+          // Every rank knows the verdict, so this collective is legal.
+          std::string text = failed_here_.exists() ? text_ : std::string();
+          c_.transport_->share(text, static_cast<int>(decided_failure_.rank));
+          return fmt::format("step {}: halted ({} on rank {} in phase {}: {})", c_.control_.step,
+                             name_of(verdict.reason), decided_failure_.rank,
+                             name_of(static_cast<Phase>(decided_failure_.phase)), text);
+        }
+        break;
+      default: break;
+    }
+    return fmt::format("step {}: {} ({}: {})", c_.control_.step,
+                       verdict.kind == VerdictKind::skip ? "skipped" : "halted",
+                       name_of(verdict.reason), describe(outcome.offender, c_.participants_));
+  }
+
+  Coordinator& c_;
+  const Policy& policy_;
+  Window& window_;
+  StepMachine machine_;
+  Ballot ballot_;
+  Confirm confirm_;
+  Failure failure_, failed_here_, decided_failure_;
+  std::string text_;
+  std::vector<const Fault*> scale_faults_, update_faults_, throw_faults_;
+  std::uint64_t samples_ = 1;
+  double norm_ = 0, clip_ = 1;
+};
+
+Outcome Coordinator::step(Window& window)
+{
+  require_usable("step");
+  if (!window_open_ || window.coordinator_ != this)
+    throw InvalidArgument("step needs the open window (there is none); call open_window() first");
+  window_open_ = false;
+  times_ = {};
+  broken_ = true;  // until the step has ended: only a failing MPI call leaves it early
+  Attempt attempt(*this, window);
+  Laps laps;
+  while (attempt.action() != Action::done) {
+    switch (attempt.action()) {
+      case Action::exchange: attempt.exchange(); laps.add_to(times_.exchange); break;
+      case Action::vote: attempt.vote(); laps.add_to(times_.ballot); break;
+      case Action::stage: attempt.stage(); laps.add_to(times_.stage); break;
+      case Action::gather: attempt.gather(); laps.add_to(times_.gather); break;
+      case Action::confirm: attempt.confirm(); laps.add_to(times_.confirm); break;
+      case Action::publish: attempt.publish(); laps.add_to(times_.publish); break;
+      case Action::discard: attempt.discard(); break;
+      case Action::done: break;
+    }
+  }
+  Outcome outcome = attempt.finish();
+  broken_ = false;
+  halted_ = outcome.verdict.kind == VerdictKind::halt;
+  if (halted_) throw Halt(outcome.message, outcome);
+  return outcome;
+}
+
+}  // namespace tutti

@@ -1,0 +1,625 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// ShardedAdam: the arrays of a shard, and which kernel reads and writes which of them in which phase. Each
+// function stands in the order in which the coordinator calls it. Arithmetic is in the kernels, the way of data
+// between ranks in the exchange, decisions in decide.cpp.
+#include "tutti/sharded_adam.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <optional>
+
+#include "tutti/digest.hpp"
+#include "tutti/half.hpp"
+#include "tutti/mpi_check.hpp"
+
+namespace tutti {
+namespace {
+
+/// Shards up to this many bytes of state stay in cache: plain stores are better for them.
+constexpr std::size_t cache_bytes = std::size_t{8} << 20;
+
+/// Memory of a device.
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(Device& device, std::size_t bytes) : device_(&device), data_(device.allocate(bytes)), bytes_(bytes) {}
+  DeviceArray(DeviceArray&& other) noexcept { swap(*this, other); }
+  DeviceArray& operator=(DeviceArray other) noexcept
+  {
+    swap(*this, other);
+    return *this;
+  }
+  ~DeviceArray()
+  {
+    if (data_) device_->deallocate(data_);
+  }
+  float* floats() const { return static_cast<float*>(data_); }
+  template <class T>
+  T* as() const
+  {
+    return static_cast<T*>(data_);
+  }
+  std::size_t bytes() const { return bytes_; }
+  friend void swap(DeviceArray& a, DeviceArray& b) noexcept
+  {
+    std::swap(a.device_, b.device_);
+    std::swap(a.data_, b.data_);
+    std::swap(a.bytes_, b.bytes_);
+  }
+
+ private:
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// The state of the shard: one array a kind, block after block.
+struct ShardArrays {
+  DeviceArray master, exp_avg, exp_avg_sq, ema;
+};
+
+ShardArrays allocate_arrays(Device& device, std::size_t bytes, bool with_ema)
+{
+  ShardArrays arrays;
+  arrays.master = DeviceArray(device, bytes);
+  arrays.exp_avg = DeviceArray(device, bytes);
+  arrays.exp_avg_sq = DeviceArray(device, bytes);
+  if (with_ema) arrays.ema = DeviceArray(device, bytes);
+  return arrays;
+}
+
+void validate(const AdamOptions& o)
+{
+  const auto refuse = [&](const char* what, double value, const char* range) {
+    throw InvalidArgument(fmt::format("optimizer {}: {} = {} is refused (not {}); give a value in range",
+                                      o.name, what, value, range));
+  };
+  if (!(o.learning_rate >= 0) || !std::isfinite(o.learning_rate)) refuse("learning rate", o.learning_rate, "finite and >= 0");
+  if (!(o.beta1 >= 0 && o.beta1 < 1)) refuse("beta1", o.beta1, "in [0, 1)");
+  if (!(o.beta2 >= 0 && o.beta2 < 1)) refuse("beta2", o.beta2, "in [0, 1)");
+  if (!(o.epsilon > 0) || !std::isfinite(o.epsilon)) refuse("epsilon", o.epsilon, "finite and > 0");
+  if (!(o.weight_decay >= 0) || !std::isfinite(o.weight_decay)) refuse("weight decay", o.weight_decay, "finite and >= 0");
+  if (!(o.ema_decay >= 0 && o.ema_decay < 1)) refuse("EMA decay", o.ema_decay, "in [0, 1)");
+  if (o.micro_batches == 0) refuse("micro-batches", 0, "at least 1");
+}
+
+/// Options that were checked, so that nothing is built from bad ones.
+AdamOptions validated(AdamOptions options)
+{
+  validate(options);
+  return options;
+}
+
+}  // namespace
+
+struct ShardedAdam::State {
+  State(const Topology& t, Device& d, ParameterSet set, AdamOptions o)
+      : topology(t),
+        device(d),
+        parameters(std::move(set)),
+        options(validated(std::move(o))),
+        summed_locally(options.micro_batches > 1 || options.fp32_wire || options.reduce_scatter),
+        plan(parameters, t.data_parallel(), t.model_parallel(), options.rank_weights),
+        layout(plan.layout(t.model_rank())),
+        shard(plan.shard(t.rank())),
+        exchange(t, plan, exchange_options())
+  {
+  }
+
+  ExchangeOptions exchange_options() const
+  {
+    ExchangeOptions o;
+    o.fp32_wire = summed_locally;
+    o.method = options.reduce_scatter ? ExchangeOptions::Method::reduce_scatter
+                                      : ExchangeOptions::Method::ordered;
+    return o;
+  }
+
+  const Topology& topology;
+  Device& device;
+  const ParameterSet parameters;
+  const AdamOptions options;
+  /// Micro-batches are added up in fp32 before they travel; otherwise gradients are handed in where they leave from.
+  const bool summed_locally;
+  const ShardPlan plan;
+  const SlotLayout& layout;
+  const std::vector<std::uint32_t>& shard;
+  Exchange exchange;
+
+  ShardArrays now, staged;  ///< staged: empty when updating in place
+  DeviceArray sum;          ///< the summed gradients of the shard
+  DeviceArray micro_gradient;  ///< where gradients are handed in when summed locally
+  DeviceArray sum_table, source_table, sum_scan, adam_scan, scalar_table;
+  DeviceArray targets[2];   ///< AdamBlock tables: weights go to one buffer or the other
+  int target = 0;
+  std::vector<BlockScan> sum_scans;
+  std::vector<AdamScan> adam_scans;
+  std::vector<AdamScalars> scalars;
+
+  // The window, per parameter.
+  std::vector<std::uint8_t> absent, has, dirty;
+  Offender own_offender;  ///< the first nonfinite value of this rank's own micro-batches
+  bool staged_update = false;
+
+  std::size_t blocks() const { return shard.size(); }
+  std::size_t contribution_offset(std::size_t p) const
+  {
+    return exchange.contribution_offset(layout.piece(p).first_block);
+  }
+  std::byte* gradient(std::size_t p) const
+  {
+    return summed_locally ? micro_gradient.as<std::byte>() + layout.byte_offset(layout.piece(p).first_block)
+                          : exchange.contribution() + contribution_offset(p);
+  }
+  Precision wire_precision(std::size_t p) const
+  {
+    return summed_locally ? Precision::fp32 : parameters[p].precision;
+  }
+
+  void allocate();
+  void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
+  void locate(std::size_t shard_block, std::uint32_t nonfinite, Ballot& ballot) const;
+  Offender offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank, const void* values,
+                       Precision precision) const;
+  std::size_t held_parameter(const std::string& name) const;
+};
+
+// --- construction ------------------------------------------------------------------------------
+
+void ShardedAdam::State::allocate()
+{
+  const std::size_t bytes = blocks() * block_elements * sizeof(float);
+  const bool ema = options.ema_decay > 0;
+  now = allocate_arrays(device, bytes, ema);
+  if (options.update == UpdateMode::staged) staged = allocate_arrays(device, bytes, ema);
+  sum = DeviceArray(device, bytes);
+  if (summed_locally) micro_gradient = DeviceArray(device, layout.bytes());
+
+  const auto upload = [&](const auto& table) {
+    using Entry = typename std::decay_t<decltype(table)>::value_type;
+    DeviceArray array(device, std::max<std::size_t>(1, table.size()) * sizeof(Entry));
+    if (!table.empty()) device.copy(array.template as<void>(), table.data(), table.size() * sizeof(Entry));
+    return array;
+  };
+  sum_table = upload(exchange.sum_blocks());
+  source_table = upload(exchange.sources());
+  sum_scans.resize(blocks());
+  sum_scan = upload(sum_scans);
+  adam_scans.resize(blocks());
+  adam_scan = upload(adam_scans);
+  scalars.resize(parameters.size());
+  scalar_table = upload(scalars);
+  // Staged updates go to the staged weights, which become the published ones and back: two tables in turn.
+  for (int i = 0; i < 2; ++i) {
+    const bool published = options.update == UpdateMode::in_place || i == 1;
+    const std::vector<void*> weights = exchange.weight_targets(published);
+    std::vector<AdamBlock> table(blocks());
+    for (std::size_t b = 0; b < blocks(); ++b) table[b] = {weights[b], layout.parameter_of(shard[b])};
+    targets[i] = upload(table);
+  }
+  absent.assign(parameters.size(), 0);
+  has.assign(parameters.size(), 0);
+  dirty.assign(parameters.size(), 0);
+}
+
+ShardedAdam::ShardedAdam(const Topology& topology, Device& device, ParameterSet parameters,
+                         AdamOptions options)
+    : state_(std::make_unique<State>(topology, device, std::move(parameters), std::move(options)))
+{
+  std::string problem;
+  try {
+    state_->allocate();
+  } catch (const std::bad_alloc&) {
+    problem = "out of memory";
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  int worst = problem.empty() ? std::numeric_limits<int>::max() : topology.rank();
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MIN, topology.world()),
+            "MPI_Allreduce of allocation failures");
+  if (worst != std::numeric_limits<int>::max())
+    throw DeviceError(fmt::format(
+        "rank {}: optimizer {} cannot be allocated ({}); use more ranks, smaller rank weights there, or "
+        "the in-place update",
+        worst, state_->options.name,
+        worst == topology.rank() ? problem : "out of memory on that rank"));
+}
+
+ShardedAdam::~ShardedAdam() = default;
+
+void ShardedAdam::close_buffers() { state_->exchange.close(); }
+
+const ParameterSet& ShardedAdam::parameter_set() const { return state_->parameters; }
+const ShardPlan& ShardedAdam::plan() const { return state_->plan; }
+const AdamOptions& ShardedAdam::options() const { return state_->options; }
+const Piece& ShardedAdam::piece(std::size_t p) const { return state_->layout.piece(p); }
+const std::string& ShardedAdam::name() const { return state_->options.name; }
+std::size_t ShardedAdam::parameters() const { return state_->parameters.size(); }
+std::string ShardedAdam::parameter_name(std::size_t p) const { return state_->parameters[p].name; }
+const std::string& ShardedAdam::exchange_description() const { return state_->exchange.description(); }
+std::uint64_t ShardedAdam::plan_hash() const { return state_->plan.hash(); }
+
+Policy::Betas ShardedAdam::betas(std::size_t) const
+{
+  return {state_->options.beta1, state_->options.beta2};
+}
+
+std::uint64_t ShardedAdam::configuration_hash() const
+{
+  const AdamOptions& o = state_->options;
+  std::uint64_t hash = mix64(hash_of(o.name), state_->parameters.hash());
+  for (double value : {o.learning_rate, o.beta1, o.beta2, o.epsilon, o.weight_decay, o.ema_decay})
+    hash = mix64(hash, std::bit_cast<std::uint64_t>(value));
+  for (std::uint64_t word : {std::uint64_t{o.decoupled}, static_cast<std::uint64_t>(o.update),
+                             std::uint64_t{o.micro_batches}, std::uint64_t{o.fp32_wire},
+                             std::uint64_t{o.reduce_scatter}})
+    hash = mix64(hash, word);
+  return hash;
+}
+
+std::size_t ShardedAdam::allocated_bytes() const
+{
+  const State& s = *state_;
+  std::size_t bytes = s.sum.bytes() + s.micro_gradient.bytes();
+  for (const ShardArrays* arrays : {&s.now, &s.staged})
+    bytes += arrays->master.bytes() + arrays->exp_avg.bytes() + arrays->exp_avg_sq.bytes() +
+             arrays->ema.bytes();
+  return bytes;
+}
+
+void ShardedAdam::initialize(const std::function<std::vector<float>(std::size_t)>& values)
+{
+  State& s = *state_;
+  std::size_t loaded = s.parameters.size();  // none
+  std::vector<float> global, block(block_elements);
+  for (std::size_t i = 0; i < s.blocks(); ++i) {
+    const std::uint32_t p = s.layout.parameter_of(s.shard[i]);
+    const Piece& piece = s.layout.piece(p);
+    if (loaded != p) {
+      global = values(p);
+      loaded = p;
+    }
+    const std::size_t begin = (s.shard[i] - piece.first_block) * block_elements;
+    const std::size_t end = std::min(piece.elements, begin + block_elements);
+    std::fill(block.begin(), block.end(), 0.0f);
+    for (std::size_t e = begin; e < end; ++e) block[e - begin] = global.at(piece.global_index(e));
+    const std::size_t bytes = block_elements * sizeof(float);
+    s.device.copy(s.now.master.floats() + i * block_elements, block.data(), bytes);
+    if (s.now.ema.bytes() != 0)
+      s.device.copy(s.now.ema.floats() + i * block_elements, block.data(), bytes);
+  }
+  restored();
+}
+
+void ShardedAdam::restored()
+{
+  State& s = *state_;
+  const bool in_place = s.options.update == UpdateMode::in_place;
+  const std::vector<void*> weights = s.exchange.weight_targets(in_place);
+  for (std::size_t i = 0; i < s.blocks(); ++i)
+    s.device.convert(weights[i], s.layout.precision_of(s.shard[i]),
+                     s.now.master.floats() + i * block_elements, block_elements);
+  s.exchange.gather(in_place);
+  s.exchange.fence();
+  check_mpi(MPI_Barrier(s.topology.world()), "MPI_Barrier after the initial weights");
+  s.exchange.fence();
+  if (!in_place) {
+    s.exchange.publish();
+    s.target ^= 1;
+  }
+}
+
+// --- the window --------------------------------------------------------------------------------
+
+void* ShardedAdam::gradient(std::size_t p) { return state_->gradient(p); }
+void ShardedAdam::set_absent(std::size_t p) { state_->absent.at(p) = 1; }
+
+const void* ShardedAdam::weights(std::size_t p) const
+{
+  const State& s = *state_;
+  return s.exchange.weights() + s.layout.byte_offset(s.layout.piece(p).first_block);
+}
+
+void ShardedAdam::open()
+{
+  State& s = *state_;
+  std::fill(s.absent.begin(), s.absent.end(), 0);
+  std::fill(s.has.begin(), s.has.end(), 0);
+  s.own_offender = {};
+}
+
+void ShardedAdam::accumulate(std::uint32_t micro)
+{
+  State& s = *state_;
+  for (std::size_t p = 0; p < s.parameters.size(); ++p) {
+    if (s.absent[p]) continue;
+    const Piece& piece = s.layout.piece(p);
+    if (s.summed_locally && piece.elements != 0) {
+      auto* total = reinterpret_cast<float*>(s.exchange.contribution() + s.contribution_offset(p));
+      const BlockScan scan = s.device.accumulate(total, s.gradient(p), s.parameters[p].precision,
+                                                 piece.elements, !s.has[p]);
+      if (scan.nonfinite != 0) {
+        Offender offender =
+            s.offender_at(Stage::micro_batch, static_cast<std::uint32_t>(piece.first_block),
+                          scan.first_nonfinite, s.topology.rank(), s.gradient(p), s.parameters[p].precision);
+        offender.micro = micro;
+        offender.count = scan.nonfinite;
+        s.own_offender = std::min(s.own_offender, offender);
+      }
+    }
+    s.has[p] = s.dirty[p] = 1;
+  }
+  std::fill(s.absent.begin(), s.absent.end(), 0);
+}
+
+void ShardedAdam::close()
+{
+  // What this rank has no gradient of counts as zero, not as what the last window left there.
+  State& s = *state_;
+  for (std::size_t p = 0; p < s.parameters.size(); ++p) {
+    if (s.has[p] || !s.dirty[p]) continue;
+    std::memset(s.exchange.contribution() + s.contribution_offset(p), 0,
+                s.layout.piece(p).elements * bytes_of(s.wire_precision(p)));
+    s.dirty[p] = 0;
+  }
+}
+
+// --- exchange and scan -------------------------------------------------------------------------
+
+void ShardedAdam::exchange()
+{
+  state_->exchange.enter();
+  state_->exchange.exchange();
+}
+
+Offender ShardedAdam::State::offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank,
+                                         const void* values, Precision precision) const
+{
+  const std::uint32_t p = layout.parameter_of(block);
+  const Piece& piece = layout.piece(p);
+  std::uint32_t stored[1] = {};
+  const std::size_t width = bytes_of(precision);
+  device.copy(stored, static_cast<const std::byte*>(values) + index * width, width);
+  Offender offender;
+  offender.stage = static_cast<std::uint32_t>(stage);
+  offender.micro = ~0u;
+  offender.parameter = p;
+  offender.element = piece.global_index((block - piece.first_block) * block_elements + index);
+  offender.rank = static_cast<std::uint32_t>(rank);
+  offender.value_bits = std::bit_cast<std::uint32_t>(load_element(stored, precision, 0));
+  return offender;
+}
+
+/// Which contribution made the sum of a block nonfinite, if one did.
+void ShardedAdam::State::locate(std::size_t i, std::uint32_t nonfinite, Ballot& ballot) const
+{
+  const SumBlock& work = exchange.sum_blocks()[i];
+  const auto take = [&](Offender offender) {
+    offender.count = nonfinite;
+    ballot.offender = std::min(ballot.offender, offender);
+  };
+  bool found = false;
+  for (std::uint32_t k = work.first_source; k < work.first_source + work.sources; ++k) {
+    const void* source = exchange.sources()[k];
+    const BlockScan scan = device.scan(source, work.precision, block_elements);
+    if (scan.nonfinite == 0) continue;
+    found = true;
+    // Summed locally, the contributor itself knows the micro-batch; if it saw none, the summing overflowed.
+    Offender offender = offender_at(summed_locally ? Stage::accumulation : Stage::micro_batch, shard[i],
+                                    scan.first_nonfinite, exchange.source_rank()[k], source, work.precision);
+    if (!summed_locally) offender.micro = 0;
+    take(offender);
+  }
+  if (found) return;
+  take(offender_at(Stage::exchange, shard[i], sum_scans[i].first_nonfinite, topology.rank(),
+                   sum.floats() + i * block_elements, Precision::fp32));
+}
+
+/// A contribution that no owner reads votes all the same.
+void ShardedAdam::State::scan_own_contribution(std::uint32_t block, Ballot& ballot) const
+{
+  const Precision precision = wire_precision(layout.parameter_of(block));
+  const std::byte* values = exchange.contribution() + exchange.contribution_offset(block);
+  const BlockScan scan = device.scan(values, precision, block_elements);
+  ballot.largest_finite = std::max<std::uint64_t>(ballot.largest_finite, scan.largest_finite);
+  if (scan.nonfinite == 0) return;
+  ballot.nonfinite += scan.nonfinite;
+  Offender offender = offender_at(summed_locally ? Stage::accumulation : Stage::micro_batch, block,
+                                  scan.first_nonfinite, topology.rank(), values, precision);
+  if (!summed_locally) offender.micro = 0;
+  offender.count = scan.nonfinite;
+  ballot.offender = std::min(ballot.offender, offender);
+}
+
+void ShardedAdam::inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient)
+{
+  State& s = *state_;
+  std::copy(s.has.begin(), s.has.end(), has_gradient.begin());
+  ballot.offender = s.own_offender;
+  for (std::uint32_t block : s.exchange.unread_blocks()) s.scan_own_contribution(block, ballot);
+  if (s.blocks() == 0) return;
+
+  SumBlocks work;
+  work.blocks = s.blocks();
+  work.block = s.sum_table.as<SumBlock>();
+  work.sources = s.source_table.as<const void*>();
+  work.sum = s.sum.floats();
+  work.scan = s.sum_scan.as<BlockScan>();
+  s.device.sum_blocks(work);
+  s.device.copy(s.sum_scans.data(), work.scan, s.blocks() * sizeof(BlockScan));
+  for (std::size_t i = 0; i < s.blocks(); ++i) {
+    const BlockScan& scan = s.sum_scans[i];
+    ballot.largest_finite = std::max<std::uint64_t>(ballot.largest_finite, scan.largest_finite);
+    if (scan.nonfinite == 0) {
+      ballot.sum_of_squares.add(scan.sum_of_squares);
+    } else {
+      ballot.nonfinite += scan.nonfinite;
+      s.locate(i, scan.nonfinite, ballot);
+    }
+  }
+}
+
+// --- stage, gather, confirm --------------------------------------------------------------------
+
+void ShardedAdam::stage(const Update& update)
+{
+  State& s = *state_;
+  const AdamOptions& o = s.options;
+  const double rate = o.learning_rate * update.learning_rate_factor;
+  for (std::size_t p = 0; p < s.parameters.size(); ++p) {
+    AdamScalars& k = s.scalars[p];
+    const double product1 = update.clocks[p].beta1_product * o.beta1;
+    const double product2 = update.clocks[p].beta2_product * o.beta2;
+    k.grad_factor = static_cast<float>(update.grad_factor);
+    k.beta1 = static_cast<float>(o.beta1);
+    k.one_minus_beta1 = static_cast<float>(1 - o.beta1);
+    k.beta2 = static_cast<float>(o.beta2);
+    k.one_minus_beta2 = static_cast<float>(1 - o.beta2);
+    k.l2 = o.decoupled ? 0.0f : static_cast<float>(o.weight_decay);
+    k.decay = o.decoupled ? static_cast<float>(1 - rate * o.weight_decay) : 1.0f;
+    k.step_size = static_cast<float>(rate / (1 - product1));
+    k.inv_sqrt_bias2 = static_cast<float>(1 / std::sqrt(1 - product2));
+    k.epsilon = static_cast<float>(o.epsilon);
+    k.ema_decay = static_cast<float>(o.ema_decay);
+    k.one_minus_ema_decay = static_cast<float>(1 - o.ema_decay);
+    k.weights = s.parameters[p].precision;
+    k.keep = update.has_gradient[p] == 0;
+  }
+  s.staged_update = false;
+  if (s.blocks() != 0) {
+    s.device.copy(s.scalar_table.as<void>(), s.scalars.data(), s.scalars.size() * sizeof(AdamScalars));
+    const bool in_place = o.update == UpdateMode::in_place;
+    const ShardArrays& out = in_place ? s.now : s.staged;
+    AdamBlocks work;
+    work.blocks = s.blocks();
+    work.block = s.targets[s.target].as<AdamBlock>();
+    work.scalars = s.scalar_table.as<AdamScalars>();
+    work.gradient = s.sum.floats();
+    work.master = s.now.master.floats();
+    work.exp_avg = s.now.exp_avg.floats();
+    work.exp_avg_sq = s.now.exp_avg_sq.floats();
+    work.ema = s.now.ema.floats();
+    work.new_master = out.master.floats();
+    work.new_exp_avg = out.exp_avg.floats();
+    work.new_exp_avg_sq = out.exp_avg_sq.floats();
+    work.new_ema = out.ema.floats();
+    work.scan = s.adam_scan.as<AdamScan>();
+    work.stream = !in_place && s.blocks() * block_elements * 7 * sizeof(float) > cache_bytes;
+    s.device.adam_blocks(work);
+    s.device.copy(s.adam_scans.data(), work.scan, s.blocks() * sizeof(AdamScan));
+  }
+  s.staged_update = true;
+}
+
+void ShardedAdam::gather()
+{
+  state_->exchange.gather(state_->options.update == UpdateMode::in_place);
+  state_->exchange.fence();
+}
+
+void ShardedAdam::confirm(Confirm& confirm)
+{
+  State& s = *state_;
+  if (!s.staged_update) throw DeviceError("the update was not staged (an earlier phase failed); see its failure");
+  const bool in_place = s.options.update == UpdateMode::in_place;
+  const ShardArrays& out = in_place ? s.now : s.staged;
+  for (std::size_t i = 0; i < s.blocks(); ++i) {
+    const AdamScan& scan = s.adam_scans[i];
+    if (scan.nonfinite == 0) continue;
+    confirm.nonfinite += scan.nonfinite;
+    const std::size_t at = i * block_elements;
+    // Was it bad before? In place the old values are gone.
+    bool state_was_bad = false;
+    if (!in_place)
+      for (const DeviceArray* array : {&s.now.master, &s.now.exp_avg, &s.now.exp_avg_sq})
+        state_was_bad |=
+            s.device.scan(array->floats() + at, Precision::fp32, block_elements).nonfinite != 0;
+    if (state_was_bad) confirm.nonfinite_state += scan.nonfinite;
+    const float* values = nullptr;
+    switch (scan.array) {
+      case AdamArray::unscaled_gradient: values = s.sum.floats(); break;
+      case AdamArray::exp_avg: values = out.exp_avg.floats(); break;
+      case AdamArray::exp_avg_sq: values = out.exp_avg_sq.floats(); break;
+      case AdamArray::master:
+      case AdamArray::weights: values = out.master.floats(); break;
+      case AdamArray::ema: values = out.ema.floats(); break;
+    }
+    const Stage stage = state_was_bad                                  ? Stage::state
+                        : scan.array == AdamArray::unscaled_gradient ? Stage::unscale
+                                                                       : Stage::update;
+    Offender offender = s.offender_at(stage, s.shard[i], scan.first, s.topology.rank(), values + at, Precision::fp32);
+    offender.count = scan.nonfinite;
+    confirm.offender = std::min(confirm.offender, offender);
+  }
+}
+
+void ShardedAdam::publish() noexcept
+{
+  State& s = *state_;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // after the confirm: the owners' stores are there
+  if (s.options.update == UpdateMode::in_place) return;
+  std::swap(s.now, s.staged);
+  s.exchange.publish();
+  s.target ^= 1;
+}
+
+void ShardedAdam::discard() noexcept {}
+
+StateView ShardedAdam::state()
+{
+  State& s = *state_;
+  StateView view{&s.parameters, &s.plan, {}};
+  view.arrays = {{"master", s.now.master.floats()},
+                 {"exp_avg", s.now.exp_avg.floats()},
+                 {"exp_avg_sq", s.now.exp_avg_sq.floats()}};
+  if (s.now.ema.bytes() != 0) view.arrays.push_back({"ema", s.now.ema.floats()});
+  return view;
+}
+
+// --- planned faults ----------------------------------------------------------------------------
+
+std::size_t ShardedAdam::State::held_parameter(const std::string& name) const
+{
+  for (std::size_t p = 0; p < parameters.size(); ++p)
+    if (layout.piece(p).elements != 0 && (name == "*" || parameters[p].name == name)) return p;
+  return parameters.size();
+}
+
+bool ShardedAdam::inject_gradient(const std::string& name, std::uint64_t element, float value)
+{
+  State& s = *state_;
+  const std::size_t p = s.held_parameter(name);
+  if (p == s.parameters.size()) return false;
+  store_element(s.gradient(p), s.parameters[p].precision, element % s.layout.piece(p).elements, value);
+  return true;
+}
+
+bool ShardedAdam::inject_overflow()
+{
+  State& s = *state_;
+  if (s.blocks() == 0) return false;
+  const float huge = std::numeric_limits<float>::max();
+  s.device.copy(s.sum.floats(), &huge, sizeof huge);
+  return true;
+}
+
+bool ShardedAdam::inject_bitflip(const std::string& name, std::uint64_t element, unsigned bit)
+{
+  State& s = *state_;
+  const std::size_t p = s.held_parameter(name);
+  if (p == s.parameters.size()) return false;
+  const std::size_t width = bytes_of(s.parameters[p].precision);
+  auto* values = static_cast<std::byte*>(const_cast<void*>(weights(p)));
+  std::byte& target = values[element % s.layout.piece(p).elements * width + bit / 8 % width];
+  target ^= std::byte{1} << bit % 8;
+  return true;
+}
+
+}  // namespace tutti

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The digest of the whole optimizer state: each owned element counts once, padding never.
+#include <algorithm>
+
+#include "tutti/digest.hpp"
+#include "tutti/mpi_check.hpp"
+#include "tutti/participant.hpp"
+
+namespace tutti {
+namespace {
+
+/// Adds the elements of one block of a piece, one run that is contiguous in the global array after the other.
+std::uint64_t block_part(const std::string& name, const std::string& array, const Piece& piece,
+                         std::size_t block_in_piece, const float* values)
+{
+  const std::size_t begin = block_in_piece * block_elements;
+  const std::size_t end = std::min(piece.elements, begin + block_elements);
+  std::uint64_t sum = 0;
+  for (std::size_t i = begin; i < end;) {
+    const std::size_t row_end = std::min(end, (i / piece.inner + 1) * piece.inner);
+    sum += state_digest_part(name, array, piece.global_index(i), values + (i - begin), row_end - i);
+    i = row_end;
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm communicator)
+{
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  std::uint64_t sum = 0;
+  for (Participant* participant : participants) {
+    const StateView state = participant->state();
+    const SlotLayout& layout = state.plan->layout(rank % state.plan->model_parallel());
+    const std::vector<std::uint32_t>& shard = state.plan->shard(rank);
+    for (const StateArray& array : state.arrays)
+      for (std::size_t i = 0; i < shard.size(); ++i) {
+        const std::uint32_t parameter = layout.parameter_of(shard[i]);
+        const Piece& piece = layout.piece(parameter);
+        sum += block_part(participant->name() + "/" + (*state.parameters)[parameter].name, array.name,
+                          piece, shard[i] - piece.first_block, array.data + i * block_elements);
+      }
+  }
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_UINT64_T, MPI_SUM, communicator),
+            "MPI_Allreduce of the state digest");
+  return sum;
+}
+
+}  // namespace tutti
