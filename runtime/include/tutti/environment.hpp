@@ -4,10 +4,11 @@
 
 namespace tutti {
 
-/// Starts MPI (MPI_THREAD_FUNNELED) and Kokkos only if nobody has, and finalizes only what it started, in
-/// reverse order. Once per process: neither restarts; throws InvalidArgument after one of them has ended.
-/// Collective where it starts or ends MPI. A destructor that an exception unwinds leaves MPI running: the
-/// launcher then ends the job, where MPI_Finalize would wait for ranks that are in another collective.
+/// Starts MPI (MPI_THREAD_FUNNELED) and Kokkos only if nobody has, and finalizes only what it
+/// started, in reverse order. Once per process: neither restarts; throws InvalidArgument after one
+/// of them has ended. Collective where it starts or ends MPI. A destructor that an exception
+/// unwinds leaves MPI running: the launcher then ends the job, where MPI_Finalize would wait for
+/// ranks that are in another collective.
 class Environment {
  public:
   Environment(int& argc, char**& argv);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Who owns which block: every block of every parameter has exactly one owner in the whole job. The plan
-// is a pure function of the parameters, the degrees and the rank weights, known whole on every rank.
+// Who owns which block: every block of every parameter has exactly one owner in the whole job. The
+// plan is a pure function of the parameters, the degrees and the rank weights, known whole on every
+// rank.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,11 @@ namespace tutti {
 class ShardPlan {
  public:
   /// `weights`: one non-negative number a world rank (empty: all equal). A piece's blocks go to the
-  /// data-parallel ranks of its slot; block b of a replicated parameter to slot b mod M. Within a slot the
-  /// blocks are handed out as consecutive ranges in proportion to the weights (largest remainder).
-  /// Throws InvalidArgument when all weights of a slot's ranks are zero, one is negative or not finite, or
-  /// their number is not D x M. Not collective; pure in its arguments (fp64 without contractible products).
+  /// data-parallel ranks of its slot; block b of a replicated parameter to slot b mod M. Within a
+  /// slot the blocks are handed out as consecutive ranges in proportion to the weights (largest
+  /// remainder). Throws InvalidArgument when all weights of a slot's ranks are zero, one is
+  /// negative or not finite, or their number is not D x M. Not collective; pure in its arguments
+  /// (fp64 without contractible products).
   ShardPlan(const ParameterSet& parameters, int data_parallel, int model_parallel,
             const std::vector<double>& weights = {});
 
@@ -24,10 +26,12 @@ class ShardPlan {
   int model_parallel() const { return model_parallel_; }
   int size() const { return data_parallel_ * model_parallel_; }
   const SlotLayout& layout(int slot) const { return layouts_[slot]; }
-  /// Blocks that world rank `rank` owns, as indices into its slot's layout, ascending: the shard's order.
+  /// Blocks that world rank `rank` owns, as indices into its slot's layout, ascending: the shard's
+  /// order.
   const std::vector<std::uint32_t>& shard(int rank) const { return shards_[rank]; }
-  /// The block that all readers of `block` of `slot` mean: the owner's world rank, and the block's index in
-  /// the layout of the owner's slot (another slot and index than asked for when a replica is owned elsewhere).
+  /// The block that all readers of `block` of `slot` mean: the owner's world rank, and the block's
+  /// index in the layout of the owner's slot (another slot and index than asked for when a replica
+  /// is owned elsewhere).
   struct Owner {
     int rank;
     std::uint32_t block;
@@ -42,8 +46,8 @@ class ShardPlan {
   Placement placement(std::size_t parameter) const { return placement_[parameter].placement; }
   ReplicaGradient gradient(std::size_t parameter) const { return placement_[parameter].gradient; }
 
-  /// Agreed in every ballot: of the parameters, the degrees and who owns which block. Weights that lead to the
-  /// same plan have the same hash.
+  /// Agreed in every ballot: of the parameters, the degrees and who owns which block. Weights that
+  /// lead to the same plan have the same hash.
   std::uint64_t hash() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Who takes part: the data- and model-parallel axes over a duplicate of the caller's communicator, and
-// which ranks share memory. World rank = d * M + m: the model-parallel rank m varies fastest.
+// Who takes part: the data- and model-parallel axes over a duplicate of the caller's communicator,
+// and which ranks share memory. World rank = d * M + m: the model-parallel rank m varies fastest.
 #pragma once
 
 #include <mpi.h>
@@ -16,9 +16,10 @@ struct TopologyOptions {
   int domain_size = 0;
 };
 
-/// The axes of a job. Construction is collective over `communicator` and throws InvalidArgument on all
-/// ranks, with one message, when M does not divide its size or an option differs between ranks. Owns four
-/// communicators (MPI_ERRORS_RETURN); they are freed by the collective `close()`, never by the destructor.
+/// The axes of a job. Construction is collective over `communicator` and throws InvalidArgument on
+/// all ranks, with one message, when M does not divide its size or an option differs between ranks.
+/// Owns four communicators (MPI_ERRORS_RETURN); they are freed by the collective `close()`, never
+/// by the destructor.
 class Topology {
  public:
   explicit Topology(MPI_Comm communicator, TopologyOptions options = {});
@@ -38,7 +39,8 @@ class Topology {
   int data_rank() const { return rank_ / model_parallel_; }      ///< d
   int model_rank() const { return rank_ % model_parallel_; }     ///< m
 
-  /// World ranks of the memory domain of world rank `r`, ascending; known for every rank of the job.
+  /// World ranks of the memory domain of world rank `r`, ascending; known for every rank of the
+  /// job.
   const std::vector<int>& domain_of(int r) const { return domains_[domain_index_[r]]; }
   bool same_domain(int a, int b) const { return domain_index_[a] == domain_index_[b]; }
   int domains() const { return static_cast<int>(domains_.size()); }

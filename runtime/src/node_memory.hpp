@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// One segment of memory a rank, which the ranks of a memory domain read and write in place. What
+// lies in the segments, and who may touch it when, is the user's.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "tutti/topology.hpp"
+
+namespace tutti::detail {
+
+inline constexpr std::align_val_t cache_line{64};
+
+struct AlignedDelete {
+  void operator()(std::byte* pointer) const { ::operator delete(pointer, cache_line); }
+};
+/// Private memory on a cache line. Empty when there is none; the pages are not touched yet.
+using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
+AlignedBytes allocate_aligned(std::size_t bytes) noexcept;
+
+/// Zeroed segments, reserved page by page. Where ranks share memory they lie in an MPI shared
+/// window; a rank that is alone, and every rank of a job in which one domain lacks space for its
+/// window, has private memory, and then nobody sees another rank's segment.
+class NodeMemory {
+ public:
+  /// Collective over topology.world(). `shared_bytes` is what this rank's segment needs where
+  /// memory is shared, `private_bytes` where it is not; a rank alone in its domain gives the same
+  /// for both. `limit` bounds the window of a domain. Throws DeviceError on all ranks when one
+  /// cannot allocate.
+  NodeMemory(const Topology& topology, std::size_t shared_bytes, std::size_t private_bytes,
+             std::size_t limit);
+
+  /// Whether `a` and `b` see each other's segments.
+  bool same_domain(int a, int b) const
+  {
+    return a == b || (shared_ && topology_.same_domain(a, b));
+  }
+  /// This process's address of a rank's segment; only of this rank's domain.
+  std::byte* segment(int rank) const;
+  /// True if some domain of the job shares memory.
+  bool shared() const { return shared_; }
+  /// How memory is shared in this job, or why it is not; the same on all ranks.
+  const std::string& description() const { return description_; }
+
+  /// Collective over the domain: all its ranks have come here.
+  void barrier() const;
+  /// Makes this rank's stores visible to the domain, and the domain's to this rank. Local.
+  void fence() const;
+  /// Collective over topology.world(). A second call does nothing. Without it the window is leaked.
+  void close();
+
+ private:
+  std::string lack_of_space(std::size_t bytes, std::size_t limit) const;
+  void create_window(std::size_t bytes);
+  void free_window();
+
+  const Topology& topology_;
+  bool shared_ = false;
+  std::string description_;
+  MPI_Win window_ = MPI_WIN_NULL;
+  AlignedBytes private_;
+  std::vector<std::byte*> segments_;  // of the ranks of my domain, ascending
+};
+
+}  // namespace tutti::detail
