@@ -7,7 +7,7 @@ find_package(Threads REQUIRED)
 set(MPI_CXX_SKIP_MPICXX ON)  # the C interface only
 find_package(MPI 3.1 REQUIRED COMPONENTS C CXX)
 find_package(fmt REQUIRED)
-find_package(hwy REQUIRED)
+include(TuttiHighway)
 find_package(nlohmann_json REQUIRED)
 include(TuttiKokkos)
 include(TuttiXxhash)

@@ -28,7 +28,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 write_basic_package_version_file(${_tutti_build_dir}/tuttiConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
-foreach(_file IN ITEMS tuttiConfig TuttiKokkos TuttiXxhash TuttiHDF5)
+foreach(_file IN ITEMS tuttiConfig TuttiHighway TuttiKokkos TuttiXxhash TuttiHDF5)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/${_file}.cmake ${_tutti_build_dir} COPYONLY)
 endforeach()
 install(DIRECTORY ${_tutti_build_dir}/ DESTINATION ${_tutti_cmake_dir}

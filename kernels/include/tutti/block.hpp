@@ -22,7 +22,7 @@ constexpr std::size_t blocks_of(std::size_t elements)
 /// What a pass saw in the values that it read or wrote.
 struct BlockScan {
   /// Sum of squares in fp64: 32 lanes (element i in lane i mod 32, in order), then a halving tree
-  /// (lane j += lane j+16, 8, 4, 2, 1). Only meaningful while nonfinite == 0.
+  /// (lane j += lane j+16, 8, 4, 2, 1). 0 if anything is nonfinite.
   double sum_of_squares = 0;
   /// Bits of the largest finite magnitude as fp32 (non-negative, so ordered as an integer).
   std::uint32_t largest_finite = 0;
@@ -49,11 +49,12 @@ struct SumBlocks {
   const void* const* sources = nullptr;  ///< each points to block_elements elements, any alignment of an element
   float* sum = nullptr;                  ///< [blocks x block_elements], 64-byte aligned
   BlockScan* scan = nullptr;             ///< [blocks]
+  bool stream = false;                   ///< non-temporal stores of the sums (where there are any)
 };
 
 /// The numbers of one parameter in one Adam update, all computed in fp64 and rounded once to fp32.
 /// Formula (Kingma & Ba 2015; Loshchilov & Hutter 2019 for the decoupled decay), with g the handed-in sum:
-///   g  = grad_factor * g;  g += l2 * p                    (l2 = 0 for AdamW)
+///   g  = grad_factor * g;  g += l2 * p                    (the second only if l2 is not 0)
 ///   m' = beta1 * m + one_minus_beta1 * g
 ///   v' = beta2 * v + one_minus_beta2 * (g * g)
 ///   p' = decay * p - step_size * (m' / (sqrt(v') * inv_sqrt_bias2 + epsilon))

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tutti/block.hpp"
@@ -48,8 +49,10 @@ class Device {
 };
 
 /// The production host device: block bodies in SIMD, dispatched at run time to the best instruction set
-/// (environment variable TUTTI_SIMD=baseline|avx2|avx512 limits it).
+/// (environment variable TUTTI_SIMD=baseline|avx2|avx512 limits it). Throws `ConfigError` for another value.
 std::unique_ptr<Device> make_host_device();
+/// The same, limited by `instruction_set` ("" for the best) instead of the environment.
+std::unique_ptr<Device> make_host_device(std::string_view instruction_set);
 /// The portable Kokkos kernels on the host: the bit oracle.
 std::unique_ptr<Device> make_portable_host_device();
 /// Portable Kokkos kernels on CUDA device `ordinal`; throws `DeviceError` if built without CUDA or none is there.

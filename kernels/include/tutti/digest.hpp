@@ -7,17 +7,19 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tutti/annotations.hpp"
+
 namespace tutti {
 
 /// Finalizer of splitmix64 (Steele, Lea & Flood 2014): a bijection with full avalanche.
-constexpr std::uint64_t mix64(std::uint64_t x)
+TUTTI_HD constexpr std::uint64_t mix64(std::uint64_t x)
 {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-constexpr std::uint64_t mix64(std::uint64_t a, std::uint64_t b) { return mix64(mix64(a) ^ b); }
+TUTTI_HD constexpr std::uint64_t mix64(std::uint64_t a, std::uint64_t b) { return mix64(mix64(a) ^ b); }
 
 /// FNV-1a of a name, mixed.
 constexpr std::uint64_t hash_of(std::string_view text)

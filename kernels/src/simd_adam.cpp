@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// SIMD body of Device::adam_blocks: one sweep reads the old arrays and the gradient, and writes the new
+// arrays and the model values, past the cache where that was asked for.
+#include "simd_targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "simd_adam.cpp"
+#include <hwy/foreach_target.h>  // this file again, once for every other target
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cstdint>
+
+#include "block_bodies.hpp"
+#include "simd_vectors-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace tutti::detail::HWY_NAMESPACE {
+
+/// Smallest fp32 magnitude bits that do not round to a finite value of the precision.
+template <Precision precision>
+inline constexpr std::int32_t overflow_bits = precision == Precision::fp16   ? 0x477ff000
+                                              : precision == Precision::bf16 ? 0x7f7f8000
+                                                                             : 0x7f800000;
+
+/// The new values of one vector of elements.
+struct Updated {
+  Floats gradient, master, exp_avg, exp_avg_sq, ema;
+};
+
+/// The rare case: something in this vector is nonfinite; say where. Not inlined, to stay out of the
+/// hot loop's registers.
+template <Precision precision>
+HWY_NOINLINE void see_vector(LaneAdam& seen, const Updated& x, const AdamScalars& s, bool with_ema,
+                             std::size_t index)
+{
+  const F32 df;
+  alignas(64) float gradient[vector_lanes], master[vector_lanes], exp_avg[vector_lanes],
+      exp_avg_sq[vector_lanes], ema[vector_lanes];
+  hn::Store(x.gradient, df, gradient);
+  hn::Store(x.master, df, master);
+  hn::Store(x.exp_avg, df, exp_avg);
+  hn::Store(x.exp_avg_sq, df, exp_avg_sq);
+  hn::Store(x.ema, df, ema);
+  for (std::size_t k = 0; k < vector_lanes; ++k) {
+    Stored<precision> stored;
+    const std::uint32_t bits = store_element(&stored, precision, 0, master[k]);
+    seen.see(AdamElement{gradient[k], master[k], exp_avg[k], exp_avg_sq[k], ema[k]}, bits, s, with_ema,
+             static_cast<std::uint32_t>(index + k));
+  }
+}
+
+/// Model values of one vector; `stream` only where the destination is aligned to whole vectors.
+template <Precision precision, bool stream>
+HWY_INLINE void store_weights(Floats x, Stored<precision>* to)
+{
+  if constexpr (!stream)
+    store<precision>(x, to);
+  else if constexpr (precision == Precision::fp16)
+    hn::Stream(half_bits_from_float(x), U16(), to);
+  else if constexpr (precision == Precision::bf16)
+    hn::Stream(bfloat16_bits_from_float(x), U16(), to);
+  else
+    hn::Stream(x, F32(), to);
+}
+
+template <Precision precision, bool with_ema, bool stream>
+LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars& s)
+{
+  using T = Stored<precision>;
+  const F32 df;
+  const I32 di;
+  const std::size_t start = block * block_elements;
+  const float* gradient = work.gradient + start;
+  const float* master = work.master + start;
+  const float* exp_avg = work.exp_avg + start;
+  const float* exp_avg_sq = work.exp_avg_sq + start;
+  const float* ema = with_ema ? work.ema + start : nullptr;
+  float* new_master = work.new_master + start;
+  float* new_exp_avg = work.new_exp_avg + start;
+  float* new_exp_avg_sq = work.new_exp_avg_sq + start;
+  float* new_ema = with_ema ? work.new_ema + start : nullptr;
+  T* weights = static_cast<T*>(work.block[block].weights);
+
+  const auto grad_factor = hn::Set(df, s.grad_factor);
+  const auto beta1 = hn::Set(df, s.beta1), one_minus_beta1 = hn::Set(df, s.one_minus_beta1);
+  const auto beta2 = hn::Set(df, s.beta2), one_minus_beta2 = hn::Set(df, s.one_minus_beta2);
+  const auto l2 = hn::Set(df, s.l2), decay = hn::Set(df, s.decay);
+  const auto step_size = hn::Set(df, s.step_size);
+  const auto inv_sqrt_bias2 = hn::Set(df, s.inv_sqrt_bias2), epsilon = hn::Set(df, s.epsilon);
+  const auto ema_decay = hn::Set(df, s.ema_decay);
+  const auto one_minus_ema_decay = hn::Set(df, s.one_minus_ema_decay);
+  const auto largest_number = hn::Set(di, 0x7f7fffff);
+  const auto largest_weight = hn::Set(di, overflow_bits<precision> - 1);
+  const bool coupled = s.l2 != 0;
+
+  LaneAdam seen;
+  for (std::size_t i = 0; i < block_elements; i += vector_lanes) {
+    Updated x;
+    const auto p = hn::Load(df, master + i);
+    x.gradient = hn::Mul(grad_factor, hn::Load(df, gradient + i));
+    if (coupled) x.gradient = hn::Add(x.gradient, hn::Mul(l2, p));
+    x.exp_avg = hn::Add(hn::Mul(beta1, hn::Load(df, exp_avg + i)),
+                        hn::Mul(one_minus_beta1, x.gradient));
+    x.exp_avg_sq = hn::Add(hn::Mul(beta2, hn::Load(df, exp_avg_sq + i)),
+                           hn::Mul(one_minus_beta2, hn::Mul(x.gradient, x.gradient)));
+    const auto denominator = hn::Add(hn::Mul(hn::Sqrt(x.exp_avg_sq), inv_sqrt_bias2), epsilon);
+    x.master = hn::Sub(hn::Mul(decay, p), hn::Mul(step_size, hn::Div(x.exp_avg, denominator)));
+    if constexpr (with_ema)
+      x.ema = hn::Add(hn::Mul(ema_decay, hn::Load(df, ema + i)),
+                      hn::Mul(one_minus_ema_decay, x.master));
+    else
+      x.ema = hn::Zero(df);
+
+    store_aligned<stream>(x.master, new_master + i);
+    store_aligned<stream>(x.exp_avg, new_exp_avg + i);
+    store_aligned<stream>(x.exp_avg_sq, new_exp_avg_sq + i);
+    if constexpr (with_ema) store_aligned<stream>(x.ema, new_ema + i);
+    store_weights<precision, stream>(x.master, weights + i);
+
+    // A nonfinite gradient makes exp_avg_sq nonfinite, a nonfinite exp_avg does so to master, and a
+    // nonfinite master to the weights: looking at exp_avg_sq, weights and ema misses nothing.
+    auto bad = hn::Or(hn::Gt(magnitude_bits(x.exp_avg_sq), largest_number),
+                      hn::Gt(magnitude_bits(x.master), largest_weight));
+    if constexpr (with_ema) bad = hn::Or(bad, hn::Gt(magnitude_bits(x.ema), largest_number));
+    if (HWY_UNLIKELY(!hn::AllFalse(di, bad))) see_vector<precision>(seen, x, s, with_ema, i);
+  }
+  return seen;
+}
+
+template <Precision precision>
+LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars& s)
+{
+  const bool in_place = work.new_master == work.master;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(work.block[block].weights) % 64 == 0;
+  const bool stream = work.stream && !in_place && aligned;
+  if (work.new_ema != nullptr)
+    return stream ? adam_block<precision, true, true>(work, block, s)
+                  : adam_block<precision, true, false>(work, block, s);
+  return stream ? adam_block<precision, false, true>(work, block, s)
+                : adam_block<precision, false, false>(work, block, s);
+}
+
+LaneAdam adam_block(const AdamBlocks& work, std::size_t block)
+{
+  const AdamScalars& s = work.scalars[work.block[block].scalars];
+  if (s.keep) {  // rare, and nothing is computed: the portable body, lane by lane
+    LaneAdam seen;
+    const AdamBody body{work};
+    for (int lane = 0; lane < lanes; ++lane) seen.combine(body.run(block, lane));
+    return seen;
+  }
+  switch (s.weights) {
+    case Precision::fp16: return adam_block<Precision::fp16>(work, block, s);
+    case Precision::bf16: return adam_block<Precision::bf16>(work, block, s);
+    case Precision::fp32: break;
+  }
+  return adam_block<Precision::fp32>(work, block, s);
+}
+
+void adam_blocks(const AdamBlocks& work, std::size_t begin, std::size_t end)
+{
+  const AdamBody body{work};
+  for (std::size_t block = begin; block < end; ++block) body.finish(block, adam_block(work, block));
+  if (work.stream) hwy::FlushStream();
+}
+
+}  // namespace tutti::detail::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+namespace tutti::detail {
+void add_adam_kernels(SimdKernels& kernels, Target<HWY_TARGET>)
+{
+  kernels.adam_blocks = &HWY_NAMESPACE::adam_blocks;
+}
+}  // namespace tutti::detail
