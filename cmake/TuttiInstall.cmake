@@ -5,7 +5,7 @@
 include(CMakePackageConfigHelpers)
 
 set(_tutti_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tutti)
-set(_tutti_build_dir ${PROJECT_BINARY_DIR}/cmake/tutti)
+set(_tutti_build_dir ${PROJECT_BINARY_DIR}/lib/cmake/tutti)  # CMAKE_PREFIX_PATH=build finds it
 set(_tutti_pc_libs "")
 foreach(_part IN ITEMS tutti io runtime kernels)  # in link order, for the pkg-config file
   if(TARGET tutti_${_part})
@@ -47,7 +47,12 @@ if(TARGET Kokkos::kokkoscore)
 else()
   set(_tutti_kokkos "${TUTTI_KOKKOS_TRILINOS_LIBRARY}")
 endif()
-list(JOIN HDF5_C_LIBRARIES " " _tutti_hdf5)
+set(_tutti_hdf5 ${HDF5_C_LIBRARIES})
+list(FILTER _tutti_hdf5 INCLUDE REGEX "/")  # HDF5's own CMake package gives target names instead
+if(NOT _tutti_hdf5)
+  set(_tutti_hdf5 -lhdf5)
+endif()
+list(JOIN _tutti_hdf5 " " _tutti_hdf5)
 set(_tutti_includes
   "$<TARGET_PROPERTY:tutti::kokkos,INTERFACE_INCLUDE_DIRECTORIES>" ${HDF5_C_INCLUDE_DIRS})
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/tutti.pc CONTENT
