@@ -4,6 +4,7 @@
 
 #include <cblas.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "rounding.hpp"
@@ -37,7 +38,8 @@ void sum_rows(std::vector<float>& sum, const std::vector<float>& values, std::si
 
 }  // namespace
 
-Mlp::Mlp(MlpShape shape, MPI_Comm model_axis) : shape_(shape), model_axis_(model_axis)
+Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples)
+    : shape_(shape), model_axis_(model_axis)
 {
   int slot = 0;
   check_mpi(MPI_Comm_rank(model_axis, &slot), "MPI_Comm_rank");
@@ -53,7 +55,14 @@ Mlp::Mlp(MlpShape shape, MPI_Comm model_axis) : shape_(shape), model_axis_(model
   for (std::size_t p = 0; p < parameter_count; ++p) {
     weights_[p].resize(elements(p));
     gradient_[p].resize(elements(p) * bytes_of(shape_.precision));
+    product_.reserve(std::max(product_.capacity(), elements(p)));
   }
+  input_.reserve(most_samples * shape_.inputs);
+  for (std::vector<float>* units : {&hidden_, &activation_, &hidden_gradient_}) units->reserve(most_samples * units_);
+  for (std::vector<float>* classes : {&partial_, &logits_, &logits_gradient_})
+    classes->reserve(most_samples * shape_.classes);
+  gathered_.reserve(most_samples * shape_.classes * static_cast<std::size_t>(slots_));
+  exponential_.resize(shape_.classes);
 }
 
 ParameterSet Mlp::parameters(const MlpShape& shape)
@@ -142,15 +151,14 @@ double Mlp::loss_and_gradients(const Batch& batch, double gradient_scale)
   // Softmax cross-entropy in fp64, and its gradient: (softmax - one-hot) x gradient_scale.
   logits_gradient_.resize(n * classes);
   double loss = 0;
-  std::vector<double> exponential(classes);
   for (std::size_t i = 0; i < n; ++i) {
     const float* logit = logits_.data() + i * classes;
     double greatest = logit[0], sum = 0;
     for (std::size_t k = 1; k < classes; ++k) greatest = logit[k] > greatest ? logit[k] : greatest;
-    for (std::size_t k = 0; k < classes; ++k) sum += exponential[k] = std::exp(logit[k] - greatest);
+    for (std::size_t k = 0; k < classes; ++k) sum += exponential_[k] = std::exp(logit[k] - greatest);
     loss += std::log(sum) - (logit[batch.labels[i]] - greatest);
     for (std::size_t k = 0; k < classes; ++k) {
-      const double difference = exponential[k] / sum - (k == batch.labels[i] ? 1.0 : 0.0);
+      const double difference = exponential_[k] / sum - (k == batch.labels[i] ? 1.0 : 0.0);
       logits_gradient_[i * classes + k] = static_cast<float>(difference * gradient_scale);
     }
   }

@@ -32,8 +32,9 @@ class Mlp {
   enum Parameter : std::size_t { w1, b1, w2, b2 };
   static constexpr std::size_t parameter_count = 4;
 
-  /// Not collective. `model_axis` must outlive it.
-  Mlp(MlpShape shape, MPI_Comm model_axis);
+  /// Not collective. `model_axis` must outlive it. All memory for batches of up to `most_samples` is taken here, so that
+  /// no rank can fail between the collectives of a pass.
+  Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples);
 
   static ParameterSet parameters(const MlpShape& shape);
   /// The global array of a parameter at the start: He-uniform weights from a counter-based generator on (seed,
@@ -74,6 +75,7 @@ class Mlp {
   std::array<std::vector<std::byte>, parameter_count> gradient_;
   std::vector<float> input_, hidden_, activation_, partial_, gathered_, logits_, logits_gradient_,
       hidden_gradient_, product_;
+  std::vector<double> exponential_;
 };
 
 }  // namespace tutti::apps

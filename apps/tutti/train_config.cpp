@@ -61,7 +61,8 @@ void declare(OptionTable& table, TrainConfig& c)
   real("lr", c.lr, Role::run, 0, "base learning rate");
   real("beta1", c.beta1, Role::fixed, 0, "decay of exp_avg, below 1", 0.9999999);
   real("beta2", c.beta2, Role::fixed, 0, "decay of exp_avg_sq, below 1", 0.9999999);
-  real("epsilon", c.epsilon, Role::run, 0, "added to the root of exp_avg_sq");
+  real("epsilon", c.epsilon, Role::run, 0, "added to the root of exp_avg_sq",
+       std::numeric_limits<double>::infinity(), true);
   real("weight-decay", c.weight_decay, Role::run, 0, "weight decay");
   choice("schedule", c.schedule, Role::run, {"constant", "linear", "cosine"}, "of the learning rate");
   whole("schedule-steps", c.schedule_steps, Role::run, 0, "committed updates at which the decay ends");
