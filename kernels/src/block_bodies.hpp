@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The mathematics of the block kernels, written once for every backend without naming one: what one of
-// the 32 lanes of a block does, and how two lanes are combined. Who runs the lanes is
+// The mathematics of the block kernels, written once for every backend without naming one: what one
+// of the 32 lanes of a block does, and how two lanes are combined. Who runs the lanes is
 // portable_kernels.hpp. The SIMD files compute the same in vectors and must give the same bits.
 #pragma once
 
@@ -117,8 +117,8 @@ struct AdamElement {
   float gradient, master, exp_avg, exp_avg_sq, ema;
 };
 
-/// Moments and master values after one update (formula in block.hpp). `l2 == 0` leaves its term out, so
-/// that a nonfinite master value is not taken for a nonfinite gradient.
+/// Moments and master values after one update (formula in block.hpp). `l2 == 0` leaves its term
+/// out, so that a nonfinite master value is not taken for a nonfinite gradient.
 TUTTI_HD inline void adam_element(AdamElement& x, const AdamScalars& s, bool with_ema)
 {
   x.gradient = multiply(s.grad_factor, x.gradient);
@@ -126,10 +126,9 @@ TUTTI_HD inline void adam_element(AdamElement& x, const AdamScalars& s, bool wit
   x.exp_avg = add(multiply(s.beta1, x.exp_avg), multiply(s.one_minus_beta1, x.gradient));
   x.exp_avg_sq = add(multiply(s.beta2, x.exp_avg_sq),
                      multiply(s.one_minus_beta2, multiply(x.gradient, x.gradient)));
-  const float denominator =
-      add(multiply(square_root(x.exp_avg_sq), s.inv_sqrt_bias2), s.epsilon);
-  x.master = subtract(multiply(s.decay, x.master),
-                      multiply(s.step_size, divide(x.exp_avg, denominator)));
+  const float denominator = add(multiply(square_root(x.exp_avg_sq), s.inv_sqrt_bias2), s.epsilon);
+  x.master =
+      subtract(multiply(s.decay, x.master), multiply(s.step_size, divide(x.exp_avg, denominator)));
   if (with_ema)
     x.ema = add(multiply(s.ema_decay, x.ema), multiply(s.one_minus_ema_decay, x.master));
 }
@@ -141,8 +140,8 @@ struct LaneAdam {
   AdamArray array = AdamArray::unscaled_gradient;
 
   /// `keep` blocks have no gradient; `weights` are the stored bits.
-  TUTTI_HD void see(const AdamElement& x, std::uint32_t weights, const AdamScalars& s, bool with_ema,
-                    std::uint32_t index)
+  TUTTI_HD void see(const AdamElement& x, std::uint32_t weights, const AdamScalars& s,
+                    bool with_ema, std::uint32_t index)
   {
     AdamArray found;
     if (!s.keep && !is_finite(x.gradient))
@@ -292,8 +291,8 @@ struct DigestBody {
   TUTTI_HD void finish(std::size_t block, const Lane& seen) const { digest[block] = seen.sum; }
 };
 
-/// Adds the scan of block `block` to that of the blocks before it: indices become those of the whole
-/// array and, like the counts, saturate.
+/// Adds the scan of block `block` to that of the blocks before it: indices become those of the
+/// whole array and, like the counts, saturate.
 inline void append_scan(BlockScan& whole, const BlockScan& part, std::size_t block)
 {
   if (part.largest_finite > whole.largest_finite) whole.largest_finite = part.largest_finite;

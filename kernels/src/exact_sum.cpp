@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The super-accumulator: a double's significand is cut at 32-bit limb borders and added as integers;
-// only value() rounds.
+// The super-accumulator: a double's significand is cut at 32-bit limb borders and added as
+// integers; only value() rounds.
 #include "tutti/exact_sum.hpp"
 
 #include <bit>
@@ -79,7 +79,7 @@ double ExactSum::value() const
     scale -= 32;
   }
   bool sticky = false;
-  while (next > 0) sticky = sticky || sum.limb[--next] != 0;
+  while (next > 0 && !sticky) sticky = sum.limb[--next] != 0;
   const std::uint64_t high = static_cast<std::uint64_t>(window >> 64);
   const int width = high != 0 ? 128 - std::countl_zero(high)
                               : 64 - std::countl_zero(static_cast<std::uint64_t>(window));

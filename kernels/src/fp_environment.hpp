@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The floating-point environment of a kernel: round to nearest, subnormals kept, no traps. A host code
-// linked with -ffast-math switches FTZ/DAZ on for its process, and bits must not depend on that.
+// The floating-point environment of a kernel: round to nearest, subnormals kept, no traps. A host
+// code linked with -ffast-math switches FTZ/DAZ on for its process, and bits must not depend on
+// that.
 #pragma once
 
 #if !defined(__x86_64__)
@@ -9,9 +10,9 @@
 
 namespace tutti::detail {
 
-/// Sets the kernel environment of the calling thread and restores the caller's, sticky flags included.
-/// Constructor and destructor are calls into another file on purpose: memory accesses cannot move
-/// across them, and with them the arithmetic between a kernel's loads and its stores.
+/// Sets the kernel environment of the calling thread and restores the caller's, sticky flags
+/// included. Constructor and destructor are calls into another file on purpose: memory accesses
+/// cannot move across them, and with them the arithmetic between a kernel's loads and its stores.
 class FloatingPointGuard {
  public:
   FloatingPointGuard() noexcept;

@@ -13,7 +13,8 @@
 namespace tutti {
 namespace {
 
-/// Best GB/s of sweeps of `bytes` each, repeated for `seconds`, after one sweep that is not counted.
+/// Best GB/s of sweeps of `bytes` each, repeated for `seconds`, after one sweep that is not
+/// counted.
 template <class Sweep>
 double best_rate(double bytes, double seconds, const Sweep& sweep)
 {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The portable kernels on the CUDA device that Kokkos was initialized with; compiled only where Kokkos
-// has CUDA. no_cuda.cpp takes its place elsewhere.
+// The portable kernels on the CUDA device that Kokkos was initialized with; compiled only where
+// Kokkos has CUDA. no_cuda.cpp takes its place elsewhere.
 #include "portable_device.hpp"
 
 #if !defined(KOKKOS_ENABLE_CUDA)
-#error "portable_cuda.cpp needs a Kokkos with CUDA (TUTTI_ENABLE_CUDA is on, Kokkos_ENABLE_CUDA is not)"
+#error \
+    "portable_cuda.cpp needs a Kokkos with CUDA (TUTTI_ENABLE_CUDA is on, Kokkos_ENABLE_CUDA is not)"
 #endif
 
 namespace tutti {
@@ -32,7 +33,8 @@ class CudaDevice final : public detail::PortableDevice<Kokkos::Cuda> {
   {
     if (bytes == 0) return;
     check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // device-to-device copies return early
+    check(cudaDeviceSynchronize(),
+          "cudaDeviceSynchronize");  // device-to-device copies return early
   }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // A Device whose kernels are the portable ones on a Kokkos execution space. Copies are left to the
-// concrete device, because between host and device memory they are a matter of the backend's runtime.
+// concrete device, because between host and device memory they are a matter of the backend's
+// runtime.
 #pragma once
 
 #include <Kokkos_Core.hpp>
@@ -36,9 +37,10 @@ class PortableDevice : public Device {
     }
     if (pointer == nullptr) throw std::bad_alloc();
     in_kernel("allocate", [&] {
-      Kokkos::deep_copy(Kokkos::View<unsigned char*, Memory, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
-                            static_cast<unsigned char*>(pointer), bytes),
-                        static_cast<unsigned char>(0));
+      Kokkos::deep_copy(
+          Kokkos::View<unsigned char*, Memory, Kokkos::MemoryTraits<Kokkos::Unmanaged>>(
+              static_cast<unsigned char*>(pointer), bytes),
+          static_cast<unsigned char>(0));
     });
     return pointer;
   }
@@ -50,8 +52,8 @@ class PortableDevice : public Device {
   BlockScan accumulate(float* sum, const void* gradient, Precision precision, std::size_t elements,
                        bool first) override
   {
-    return scan_all("tutti::accumulate", AccumulateBody{sum, gradient, precision, elements, first,
-                                                        nullptr});
+    return scan_all("tutti::accumulate",
+                    AccumulateBody{sum, gradient, precision, elements, first, nullptr});
   }
   BlockScan scan(const void* values, Precision precision, std::size_t elements) override
   {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Runs the bodies of block_bodies.hpp on a Kokkos execution space: one team a block, 32 vector lanes in
-// it. On CUDA the lanes are a warp, on a host one thread runs them one after the other; the results
-// are combined in the same fixed tree on both, without any Kokkos reducer.
+// Runs the bodies of block_bodies.hpp on a Kokkos execution space: one team a block, 32 vector
+// lanes in it. On CUDA the lanes are a warp, on a host one thread runs them one after the other;
+// the results are combined in the same fixed tree on both, without any Kokkos reducer.
 #pragma once
 
 #include <Kokkos_Core.hpp>

@@ -59,8 +59,9 @@ const SimdKernels& simd_kernels_within(std::string_view limit)
   if (limit.empty()) return tables.front();
   const auto known = std::find(std::begin(known_names), std::end(known_names), limit);
   if (known == std::end(known_names))
-    throw ConfigError("TUTTI_SIMD=" + std::string(limit) +
-                      " is not known (no such instruction set); use baseline, avx2 or avx512, or unset it");
+    throw ConfigError(
+        "TUTTI_SIMD=" + std::string(limit) +
+        " is not known (no such instruction set); use baseline, avx2 or avx512, or unset it");
   for (auto name = known; name != std::end(known_names); ++name)
     for (const SimdKernels& table : tables)
       if (table.name == *name) return table;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// SIMD bodies of Device::accumulate and Device::scan. Both take any number of elements at any element
-// alignment; a piece of block_elements is the unit in which nonfinite values are looked for again.
+// SIMD bodies of Device::accumulate and Device::scan. Both take any number of elements at any
+// element alignment; a piece of block_elements is the unit in which nonfinite values are looked for
+// again.
 #include "simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -29,8 +30,7 @@ BlockScan accumulate_piece(float* sum, const Stored<precision>* gradient, std::s
   for (; i + vector_lanes <= elements; i += vector_lanes) {
     const auto x = load<precision>(gradient + i);
     if constexpr (into == Into::first) hn::StoreU(hn::Add(hn::Zero(df), x), df, sum + i);
-    if constexpr (into == Into::sum)
-      hn::StoreU(hn::Add(hn::LoadU(df, sum + i), x), df, sum + i);
+    if constexpr (into == Into::sum) hn::StoreU(hn::Add(hn::LoadU(df, sum + i), x), df, sum + i);
     largest = hn::Max(largest, magnitude_bits(x));
   }
   std::uint32_t top = static_cast<std::uint32_t>(largest_lane(largest));
@@ -63,12 +63,16 @@ BlockScan accumulate_all(float* sum, const void* gradient, std::size_t elements)
 }
 
 template <Into into>
-BlockScan accumulate_all(float* sum, const void* gradient, Precision precision, std::size_t elements)
+BlockScan accumulate_all(float* sum, const void* gradient, Precision precision,
+                         std::size_t elements)
 {
   switch (precision) {
-    case Precision::fp16: return accumulate_all<Precision::fp16, into>(sum, gradient, elements);
-    case Precision::bf16: return accumulate_all<Precision::bf16, into>(sum, gradient, elements);
-    case Precision::fp32: break;
+    case Precision::fp16:
+      return accumulate_all<Precision::fp16, into>(sum, gradient, elements);
+    case Precision::bf16:
+      return accumulate_all<Precision::bf16, into>(sum, gradient, elements);
+    case Precision::fp32:
+      break;
   }
   return accumulate_all<Precision::fp32, into>(sum, gradient, elements);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// SIMD body of Device::adam_blocks: one sweep reads the old arrays and the gradient, and writes the new
-// arrays and the model values, past the cache where that was asked for.
+// SIMD body of Device::adam_blocks: one sweep reads the old arrays and the gradient, and writes the
+// new arrays and the model values, past the cache where that was asked for.
 #include "simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -46,8 +46,8 @@ HWY_NOINLINE void see_vector(LaneAdam& seen, const Updated& x, const AdamScalars
   for (std::size_t k = 0; k < vector_lanes; ++k) {
     Stored<precision> stored;
     const std::uint32_t bits = store_element(&stored, precision, 0, master[k]);
-    seen.see(AdamElement{gradient[k], master[k], exp_avg[k], exp_avg_sq[k], ema[k]}, bits, s, with_ema,
-             static_cast<std::uint32_t>(index + k));
+    seen.see(AdamElement{gradient[k], master[k], exp_avg[k], exp_avg_sq[k], ema[k]}, bits, s,
+             with_ema, static_cast<std::uint32_t>(index + k));
   }
 }
 
@@ -101,8 +101,8 @@ LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars
     const auto p = hn::Load(df, master + i);
     x.gradient = hn::Mul(grad_factor, hn::Load(df, gradient + i));
     if (coupled) x.gradient = hn::Add(x.gradient, hn::Mul(l2, p));
-    x.exp_avg = hn::Add(hn::Mul(beta1, hn::Load(df, exp_avg + i)),
-                        hn::Mul(one_minus_beta1, x.gradient));
+    x.exp_avg =
+        hn::Add(hn::Mul(beta1, hn::Load(df, exp_avg + i)), hn::Mul(one_minus_beta1, x.gradient));
     x.exp_avg_sq = hn::Add(hn::Mul(beta2, hn::Load(df, exp_avg_sq + i)),
                            hn::Mul(one_minus_beta2, hn::Mul(x.gradient, x.gradient)));
     const auto denominator = hn::Add(hn::Mul(hn::Sqrt(x.exp_avg_sq), inv_sqrt_bias2), epsilon);
@@ -152,9 +152,12 @@ LaneAdam adam_block(const AdamBlocks& work, std::size_t block)
     return seen;
   }
   switch (s.weights) {
-    case Precision::fp16: return adam_block<Precision::fp16>(work, block, s);
-    case Precision::bf16: return adam_block<Precision::bf16>(work, block, s);
-    case Precision::fp32: break;
+    case Precision::fp16:
+      return adam_block<Precision::fp16>(work, block, s);
+    case Precision::bf16:
+      return adam_block<Precision::bf16>(work, block, s);
+    case Precision::fp32:
+      break;
   }
   return adam_block<Precision::fp32>(work, block, s);
 }

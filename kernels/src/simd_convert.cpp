@@ -28,9 +28,12 @@ void convert_all(void* to, const float* values, std::size_t elements)
 void convert(void* to, Precision precision, const float* values, std::size_t elements)
 {
   switch (precision) {
-    case Precision::fp16: return convert_all<Precision::fp16>(to, values, elements);
-    case Precision::bf16: return convert_all<Precision::bf16>(to, values, elements);
-    case Precision::fp32: break;
+    case Precision::fp16:
+      return convert_all<Precision::fp16>(to, values, elements);
+    case Precision::bf16:
+      return convert_all<Precision::bf16>(to, values, elements);
+    case Precision::fp32:
+      break;
   }
   if (elements != 0) std::memmove(to, values, elements * sizeof(float));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// SIMD body of Device::digest_blocks. The mix of an element's index is the same in every block, so it is
-// made once; per element one mix of 64 bits remains.
+// SIMD body of Device::digest_blocks. The mix of an element's index is the same in every block, so
+// it is made once; per element one mix of 64 bits remains.
 #include "simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -40,8 +40,8 @@ const std::uint64_t* mixed_indices()
 HWY_BEFORE_NAMESPACE();
 namespace tutti::detail::HWY_NAMESPACE {
 
-/// Sum of mix64(mixed[i] ^ bits of values[i]). A plain loop over integers: the compiler vectorizes the
-/// 64-bit products for each target as far as that pays.
+/// Sum of mix64(mixed[i] ^ bits of values[i]). A plain loop over integers: the compiler vectorizes
+/// the 64-bit products for each target as far as that pays.
 template <class Bits>
 std::uint64_t digest_block(const Bits* values, const std::uint64_t* mixed)
 {
@@ -56,10 +56,9 @@ void digest_blocks(std::uint64_t* digest, const void* values, Precision precisio
   const std::uint64_t* mixed = mixed_indices();
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t start = block * block_elements;
-    digest[block] =
-        precision == Precision::fp32
-            ? digest_block(static_cast<const std::uint32_t*>(values) + start, mixed)
-            : digest_block(static_cast<const std::uint16_t*>(values) + start, mixed);
+    digest[block] = precision == Precision::fp32
+                        ? digest_block(static_cast<const std::uint32_t*>(values) + start, mixed)
+                        : digest_block(static_cast<const std::uint16_t*>(values) + start, mixed);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The production host device: cuts a call into one contiguous range a Kokkos thread, and runs the SIMD
-// body of the chosen instruction set on each.
+// The production host device: cuts a call into one contiguous range a Kokkos thread, and runs the
+// SIMD body of the chosen instruction set on each.
 #include <Kokkos_Core.hpp>
 
 #if defined(__linux__)
@@ -58,7 +58,8 @@ void for_each_range(const char* label, std::size_t blocks, std::size_t parts, co
 class HostDevice final : public Device {
  public:
   explicit HostDevice(const detail::SimdKernels& kernels)
-      : kernels_(kernels), threads_(static_cast<std::size_t>(std::max(1, HostSpace().concurrency())))
+      : kernels_(kernels),
+        threads_(static_cast<std::size_t>(std::max(1, HostSpace().concurrency())))
   {
   }
 
@@ -67,15 +68,18 @@ class HostDevice final : public Device {
 
   void* allocate(std::size_t bytes) override
   {
-    // Large arrays are streamed through: on huge pages, where the system has them, with fewer TLB misses.
+    // Large arrays are streamed through: on huge pages, where the system has them, with fewer TLB
+    // misses.
     constexpr std::size_t huge_page = std::size_t{2} << 20;
     const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : 64;
     if (bytes > SIZE_MAX - alignment) throw std::bad_alloc();
-    const std::size_t size = (std::max(bytes, std::size_t{1}) + alignment - 1) / alignment * alignment;
+    const std::size_t size =
+        (std::max(bytes, std::size_t{1}) + alignment - 1) / alignment * alignment;
     void* pointer = std::aligned_alloc(alignment, size);
     if (pointer == nullptr) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (alignment == huge_page) madvise(pointer, size, MADV_HUGEPAGE);  // advice: refusal is no error
+    if (alignment == huge_page)
+      madvise(pointer, size, MADV_HUGEPAGE);  // advice: refusal is no error
 #endif
     // The threads that will use the pages touch them first.
     constexpr std::size_t page = 4096;
@@ -96,7 +100,8 @@ class HostDevice final : public Device {
                        bool first) override
   {
     return scan_ranges("tutti::accumulate", elements, [&](std::size_t start, std::size_t count) {
-      return kernels_.accumulate(sum + start, at(gradient, precision, start), precision, count, first);
+      return kernels_.accumulate(sum + start, at(gradient, precision, start), precision, count,
+                                 first);
     });
   }
   BlockScan scan(const void* values, Precision precision, std::size_t elements) override

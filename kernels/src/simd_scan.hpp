@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The slow half of every scan: once a SIMD pass knows that a block holds something nonfinite, the block
-// is looked at again, one element after the other. Also the tails that do not fill a vector.
+// The slow half of every scan: once a SIMD pass knows that a block holds something nonfinite, the
+// block is looked at again, one element after the other. Also the tails that do not fill a vector.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The two streaming loops that bound what a memory-bound kernel can reach: a triad with non-temporal
-// stores and an in-place multiply. memory_bound.cpp times them.
+// The two streaming loops that bound what a memory-bound kernel can reach: a triad with
+// non-temporal stores and an in-place multiply. memory_bound.cpp times them.
 #include "simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE

@@ -22,10 +22,11 @@ BlockScan sum_block(const void* const* table, std::size_t sources, float* sum)
 {
   using T = Stored<precision>;
   const I32 di;
-  // A copy of the table's head, so that the compiler keeps the pointers in registers: what is stored
-  // through `sum` could otherwise be the table.
+  // A copy of the table's head, so that the compiler keeps the pointers in registers: what is
+  // stored through `sum` could otherwise be the table.
   const T* head[fixed == 0 ? 1 : fixed];
-  for (std::size_t s = 0; s < (fixed == 0 ? 1 : fixed); ++s) head[s] = static_cast<const T*>(table[s]);
+  for (std::size_t s = 0; s < (fixed == 0 ? 1 : fixed); ++s)
+    head[s] = static_cast<const T*>(table[s]);
   auto largest = hn::Zero(di);
   SquareLanes squares;
   for (std::size_t i = 0; i < block_elements; i += 32) {
@@ -64,11 +65,16 @@ template <Precision precision, bool stream>
 BlockScan sum_block(const void* const* table, std::size_t sources, float* sum)
 {
   switch (sources) {
-    case 1: return sum_block<precision, 1, stream>(table, sources, sum);
-    case 2: return sum_block<precision, 2, stream>(table, sources, sum);
-    case 3: return sum_block<precision, 3, stream>(table, sources, sum);
-    case 4: return sum_block<precision, 4, stream>(table, sources, sum);
-    default: return sum_block<precision, 0, stream>(table, sources, sum);
+    case 1:
+      return sum_block<precision, 1, stream>(table, sources, sum);
+    case 2:
+      return sum_block<precision, 2, stream>(table, sources, sum);
+    case 3:
+      return sum_block<precision, 3, stream>(table, sources, sum);
+    case 4:
+      return sum_block<precision, 4, stream>(table, sources, sum);
+    default:
+      return sum_block<precision, 0, stream>(table, sources, sum);
   }
 }
 
@@ -83,9 +89,12 @@ BlockScan sum_block(const SumBlocks& work, std::size_t block)
     return {};
   }
   switch (one.precision) {
-    case Precision::fp16: return sum_block<Precision::fp16, stream>(table, one.sources, sum);
-    case Precision::bf16: return sum_block<Precision::bf16, stream>(table, one.sources, sum);
-    case Precision::fp32: break;
+    case Precision::fp16:
+      return sum_block<Precision::fp16, stream>(table, one.sources, sum);
+    case Precision::bf16:
+      return sum_block<Precision::bf16, stream>(table, one.sources, sum);
+    case Precision::fp32:
+      break;
   }
   return sum_block<Precision::fp32, stream>(table, one.sources, sum);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Vectors of fp32 for the SIMD files: loads and stores in each precision, and the sum of squares in the
-// 32-lane order. Included once for every target, hence the toggled guard.
+// Vectors of fp32 for the SIMD files: loads and stores in each precision, and the sum of squares in
+// the 32-lane order. Included once for every target, hence the toggled guard.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,8 +16,8 @@
 #define TUTTI_SIMD_VECTORS_INL_HPP
 #endif
 
-// Highway's own software conversions flush or misround subnormals, so it is asked only where it emits
-// the hardware instructions; elsewhere the vector code below is used.
+// Highway's own software conversions flush or misround subnormals, so it is asked only where it
+// emits the hardware instructions; elsewhere the vector code below is used.
 #undef TUTTI_HARDWARE_F16
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 #define TUTTI_HARDWARE_F16 1
@@ -57,17 +57,18 @@ HWY_INLINE Floats float_from_half_bits(hn::Vec<U16> bits)
   const auto wide = hn::BitCast(di, hn::PromoteTo(U32(), bits));
   const auto magnitude = hn::And(wide, hn::Set(di, 0x7fff));
   const auto sign = hn::ShiftLeft<16>(hn::And(wide, hn::Set(di, 0x8000)));
-  // Normal values get the difference of the exponent biases, inf and NaN get it twice. Subnormals are
-  // integers in units of 2^-24.
+  // Normal values get the difference of the exponent biases, inf and NaN get it twice. Subnormals
+  // are integers in units of 2^-24.
   const auto rebias = hn::Set(di, 112 << 23);
   const auto normal = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
   const auto special = hn::Gt(magnitude, hn::Set(di, 0x7bff));
   const auto finite_or_not = hn::Add(normal, hn::IfThenElseZero(special, rebias));
   const auto subnormal =
       hn::BitCast(di, hn::Mul(hn::ConvertTo(df, magnitude), hn::Set(df, 0x1p-24f)));
-  const auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x400)), subnormal, finite_or_not);
-  const auto quiet = hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(di, 0x7c00)),
-                                        hn::Set(di, 0x400000));
+  const auto result =
+      hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x400)), subnormal, finite_or_not);
+  const auto quiet =
+      hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(di, 0x7c00)), hn::Set(di, 0x400000));
   return hn::BitCast(df, hn::Or(hn::Or(result, quiet), sign));
 #endif
 }
@@ -84,15 +85,14 @@ HWY_INLINE hn::Vec<U16> half_bits_from_float(Floats x)
   const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(di, x)), hn::Set(di, 0x8000));
   // Normal: as in half_from_float; past the largest value the rebiased bits lie above those of inf.
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di, 1));
-  const auto rounded = hn::ShiftRight<13>(
-      hn::Add(hn::Add(magnitude, hn::Set(di, 0xfff - (112 << 23))), odd));
+  const auto rounded =
+      hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, hn::Set(di, 0xfff - (112 << 23))), odd));
   const auto normal = hn::Min(rounded, hn::Set(di, 0x7c00));
   // Subnormal: added to 0.5, whose unit is 2^-24, the value is rounded by the addition itself.
   const auto half = hn::Set(df, 0.5f);
-  const auto subnormal = hn::Sub(hn::BitCast(di, hn::Add(hn::BitCast(df, magnitude), half)),
-                                 hn::BitCast(di, half));
-  const auto number =
-      hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
+  const auto subnormal =
+      hn::Sub(hn::BitCast(di, hn::Add(hn::BitCast(df, magnitude), half)), hn::BitCast(di, half));
+  const auto number = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
   const auto payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di, 0x3ff));
   const auto nan = hn::Or(payload, hn::Set(di, 0x7e00));
   const auto result =
@@ -114,8 +114,7 @@ HWY_INLINE hn::Vec<U16> bfloat16_bits_from_float(Floats x)
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd);
   const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
-  const auto is_nan =
-      hn::RebindMask(du, hn::Gt(magnitude_bits(x), hn::Set(di, 0x7f800000)));
+  const auto is_nan = hn::RebindMask(du, hn::Gt(magnitude_bits(x), hn::Set(di, 0x7f800000)));
   const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
 #if HWY_TARGET == HWY_AVX2
   // Packing with saturation is one instruction less than truncation there, and equal below 2^16.
@@ -163,8 +162,8 @@ HWY_INLINE void store_aligned(Floats x, float* to)
     hn::Store(x, F32(), to);
 }
 
-/// Sum of squares in fp64: 32 lanes, element i in lane i mod 32. The square of an fp32 value is exact
-/// in fp64, so a fused multiply-add gives the same bits as two operations.
+/// Sum of squares in fp64: 32 lanes, element i in lane i mod 32. The square of an fp32 value is
+/// exact in fp64, so a fused multiply-add gives the same bits as two operations.
 class SquareLanes {
  public:
   HWY_INLINE SquareLanes()
@@ -199,7 +198,7 @@ class SquareLanes {
 #if HWY_TARGET == HWY_SCALAR
   using F64 = hn::Rebind<double, F32>;
 #else
-  using F64 = hn::Rebind<double, hn::Half<F32>>;
+  using F64 = hn::Rebind<double, hn::Half<F32> >;
 #endif
   static constexpr std::size_t lanes_of_f64 = hn::MaxLanes(F64());
   static constexpr std::size_t count = 32 / lanes_of_f64;

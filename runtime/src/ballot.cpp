@@ -6,7 +6,8 @@
 namespace tutti {
 namespace {
 
-/// One end (least or largest value) of two agreements, with the lowest rank and the count of its holders.
+/// One end (least or largest value) of two agreements, with the lowest rank and the count of its
+/// holders.
 void merge_end(std::uint64_t& value, std::uint32_t& rank, std::uint32_t& count,
                std::uint64_t other_value, std::uint32_t other_rank, std::uint32_t other_count,
                bool other_wins)

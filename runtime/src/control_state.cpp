@@ -39,8 +39,9 @@ std::vector<Interval> intervals_from_json(const json& list)
 std::uint64_t ControlState::digest() const
 {
   std::uint64_t hash = hash_of("tutti control state 1");
-  for (std::uint64_t word : {step, attempt, bits(loss_scale), growth_tracker, hysteresis,
-                             consecutive_skips, samples, ema_updates, pending_save, ledger.digest()})
+  for (std::uint64_t word :
+       {step, attempt, bits(loss_scale), growth_tracker, hysteresis, consecutive_skips, samples,
+        ema_updates, pending_save, ledger.digest()})
     hash = mix64(hash, word);
   for (std::uint64_t count : skips) hash = mix64(hash, count);
   for (const RepeatOffender& offender : offenders)

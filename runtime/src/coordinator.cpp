@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The step boundary. `Coordinator::step` is the protocol from the closed window to the folded verdict; what it
-// decides is in decide.cpp, what it moves is in the participants.
+// The step boundary. `Coordinator::step` is the protocol from the closed window to the folded
+// verdict; what it decides is in decide.cpp, what it moves is in the participants.
 #include "tutti/coordinator.hpp"
 
 #include <fmt/format.h>
@@ -45,9 +45,11 @@ std::string describe(const Offender& offender, const std::vector<Participant*>& 
   const float value = std::bit_cast<float>(offender.value_bits);
   const Participant& participant = *participants[offender.participant];
   return fmt::format("{} in {}/{} element {} of rank {} at stage {}{}",
-                     std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf", participant.name(),
-                     participant.parameter_name(offender.parameter), offender.element, offender.rank,
-                     stage,
+                     std::isnan(value) ? "nan"
+                     : value > 0       ? "inf"
+                                       : "-inf",
+                     participant.name(), participant.parameter_name(offender.parameter),
+                     offender.element, offender.rank, stage,
                      offender.micro == ~0u ? "" : fmt::format(", micro-batch {}", offender.micro));
 }
 
@@ -69,9 +71,9 @@ double Window::gradient_scale() const { return loss_scale_ / static_cast<double>
 void Window::add_micro_batch(double loss_sum, std::uint64_t samples)
 {
   if (next_micro_ >= micro_batches_)
-    throw InvalidArgument(fmt::format(
-        "micro-batch {} does not fit into the window (it has {}); call step() first", next_micro_,
-        micro_batches_));
+    throw InvalidArgument(
+        fmt::format("micro-batch {} does not fit into the window (it has {}); call step() first",
+                    next_micro_, micro_batches_));
   samples_ += samples;
   loss_sum_ += loss_sum;
   coordinator_->take_micro_batch(*this);
@@ -99,7 +101,8 @@ Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> par
     for (std::size_t p = 0; p < participant->parameters(); ++p)
       policy.betas.push_back(participant->betas(p));
 
-  // The length of the ballot and the agreed number of participants must be equal before the first ballot.
+  // The length of the ballot and the agreed number of participants must be equal before the first
+  // ballot.
   const std::array<std::uint64_t, 2> mine = {participants_.size(), policy.betas.size()};
   std::array<std::uint64_t, 4> range = {mine[0], mine[1], ~mine[0], ~mine[1]};
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, range.data(), 4, MPI_UINT64_T, MPI_MIN, topology.world()),
@@ -110,7 +113,8 @@ Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> par
         "rank the same optimizers, a rank may own nothing but takes part in each",
         range[0], ~range[2], range[1], ~range[3]));
   if (options_.window_samples == 0 || options_.micro_batches == 0)
-    throw InvalidArgument("a window needs samples and micro-batches (one of them is 0); give at least 1");
+    throw InvalidArgument(
+        "a window needs samples and micro-batches (one of them is 0); give at least 1");
   has_gradient_.resize(policy.betas.size());
   control_ = initial_state(policy, options_.epoch_samples);
   transport_ = make_mpi_transport(topology.world(), has_gradient_.size());
@@ -123,10 +127,11 @@ void Coordinator::close() { transport_->close(); }
 void Coordinator::require_usable(const char* call) const
 {
   if (broken_)
-    throw InvalidArgument(fmt::format("{} is refused (an MPI call failed before); end the job", call));
-  if (halted_)
     throw InvalidArgument(
-        fmt::format("{} is refused (the run has halted); restart from a committed checkpoint", call));
+        fmt::format("{} is refused (an MPI call failed before); end the job", call));
+  if (halted_)
+    throw InvalidArgument(fmt::format(
+        "{} is refused (the run has halted); restart from a committed checkpoint", call));
 }
 
 CommittedBoundary Coordinator::boundary() const
@@ -146,11 +151,13 @@ CommittedBoundary Coordinator::boundary() const
 void Coordinator::resume(const ControlState& control)
 {
   require_usable("resume");
-  if (window_open_) throw InvalidArgument("resume is refused (a window is open); resume before the first window");
+  if (window_open_)
+    throw InvalidArgument("resume is refused (a window is open); resume before the first window");
   if (control.clocks.size() != has_gradient_.size())
-    throw CheckpointError(fmt::format(
-        "control state does not fit (it has {} parameters, the run {}); resume with the same optimizers",
-        control.clocks.size(), has_gradient_.size()));
+    throw CheckpointError(
+        fmt::format("control state does not fit (it has {} parameters, the run {}); resume with "
+                    "the same optimizers",
+                    control.clocks.size(), has_gradient_.size()));
   control_ = control;
 }
 
@@ -161,7 +168,8 @@ void Coordinator::guarded(Phase phase, Failure& failure, std::string& text, Work
 {
   const auto flag = [&](std::int64_t code, const std::string& what) {
     if (failure.exists()) return;
-    failure = {static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(topology_.rank()), code};
+    failure = {static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(topology_.rank()),
+               code};
     text = what;
   };
   try {
@@ -221,8 +229,9 @@ void Coordinator::take_micro_batch(Window& window)
 
 // --- the step ----------------------------------------------------------------------------------
 
-/// One attempt on its way through the protocol: a function for each action of the StepMachine, in its order.
-/// Local work runs guarded, so that all ranks reach the same collectives whatever happens on one of them.
+/// One attempt on its way through the protocol: a function for each action of the StepMachine, in
+/// its order. Local work runs guarded, so that all ranks reach the same collectives whatever
+/// happens on one of them.
 class Coordinator::Attempt {
  public:
   Attempt(Coordinator& coordinator, Window& window)
@@ -442,8 +451,8 @@ class Coordinator::Attempt {
         if (verdict.field == AgreedField::participants)
           return fmt::format("step {}: halted (control_mismatch: {} of {} participants took part)",
                              c_.control_.step, ballot_.participants, policy_.participants);
-        return fmt::format("step {}: halted (control_mismatch: {} on rank {} differs)", c_.control_.step,
-                           name_of(verdict.field), verdict.rank);
+        return fmt::format("step {}: halted (control_mismatch: {} on rank {} differs)",
+                           c_.control_.step, name_of(verdict.field), verdict.rank);
       case Reason::window_failed:
       case Reason::update_failed:
       case Reason::partial_update:
@@ -456,7 +465,8 @@ class Coordinator::Attempt {
                              name_of(static_cast<Phase>(decided_failure_.phase)), text);
         }
         break;
-      default: break;
+      default:
+        break;
     }
     return fmt::format("step {}: {} ({}: {})", c_.control_.step,
                        verdict.kind == VerdictKind::skip ? "skipped" : "halted",
@@ -488,14 +498,35 @@ Outcome Coordinator::step(Window& window)
   Laps laps;
   while (attempt.action() != Action::done) {
     switch (attempt.action()) {
-      case Action::exchange: attempt.exchange(); laps.add_to(times_.exchange); break;
-      case Action::vote: attempt.vote(); laps.add_to(times_.ballot); break;
-      case Action::stage: attempt.stage(); laps.add_to(times_.stage); break;
-      case Action::gather: attempt.gather(); laps.add_to(times_.gather); break;
-      case Action::confirm: attempt.confirm(); laps.add_to(times_.confirm); break;
-      case Action::publish: attempt.publish(); laps.add_to(times_.publish); break;
-      case Action::discard: attempt.discard(); break;
-      case Action::done: break;
+      case Action::exchange:
+        attempt.exchange();
+        laps.add_to(times_.exchange);
+        break;
+      case Action::vote:
+        attempt.vote();
+        laps.add_to(times_.ballot);
+        break;
+      case Action::stage:
+        attempt.stage();
+        laps.add_to(times_.stage);
+        break;
+      case Action::gather:
+        attempt.gather();
+        laps.add_to(times_.gather);
+        break;
+      case Action::confirm:
+        attempt.confirm();
+        laps.add_to(times_.confirm);
+        break;
+      case Action::publish:
+        attempt.publish();
+        laps.add_to(times_.publish);
+        break;
+      case Action::discard:
+        attempt.discard();
+        break;
+      case Action::done:
+        break;
     }
   }
   Outcome outcome = attempt.finish();

@@ -11,14 +11,17 @@ namespace tutti {
 namespace {
 
 Verdict skip(Reason reason, bool back_off) { return {VerdictKind::skip, reason, {}, 0, back_off}; }
-Verdict halt(Reason reason, std::uint32_t rank = 0) { return {VerdictKind::halt, reason, {}, rank, false}; }
+Verdict halt(Reason reason, std::uint32_t rank = 0)
+{
+  return {VerdictKind::halt, reason, {}, rank, false};
+}
 Verdict mismatch(AgreedField field, std::uint32_t rank)
 {
   return {VerdictKind::halt, Reason::control_mismatch, field, rank, false};
 }
 
-/// An overflow under dynamic loss scaling is the scaler's business. Everything else that is bad about a window
-/// would be as bad the next time, so it counts towards the repeat limit.
+/// An overflow under dynamic loss scaling is the scaler's business. Everything else that is bad
+/// about a window would be as bad the next time, so it counts towards the repeat limit.
 bool counts_as_repeat(Reason reason, const Policy& policy)
 {
   return !(policy.scaling.enabled && reason == Reason::gradient);
@@ -36,8 +39,10 @@ bool at_minimum(const LossScaling& scaling, double scale)
   return scaling.enabled && scaling.minimum > 0 && scale <= scaling.minimum;
 }
 
-/// Skip for `reason`, unless this skip is one too many. The order of the tests is the precedence of the reasons.
-Verdict skip_or_halt(Reason reason, const Policy& policy, const ControlState& state, Interval window)
+/// Skip for `reason`, unless this skip is one too many. The order of the tests is the precedence of
+/// the reasons.
+Verdict skip_or_halt(Reason reason, const Policy& policy, const ControlState& state,
+                     Interval window)
 {
   const bool overflow = policy.scaling.enabled && reason == Reason::gradient;
   if (policy.repeat_limit != 0 && counts_as_repeat(reason, policy) &&
@@ -89,7 +94,8 @@ void remember_offender(ControlState& state, Interval window)
 
 }  // namespace
 
-Verdict decide(const Ballot& ballot, const Policy& policy, const ControlState& state, Interval window)
+Verdict decide(const Ballot& ballot, const Policy& policy, const ControlState& state,
+               Interval window)
 {
   for (std::size_t field = 0; field < ballot.agreed.size(); ++field)
     if (!ballot.agreed[field].agreed())

@@ -25,7 +25,10 @@ struct KindSpec {
 const std::vector<KindSpec>& kinds()
 {
   static const std::vector<KindSpec> table = {
-      {FaultKind::nonfinite, "nonfinite", {"rank"}, {"micro", "param", "element", "value", "optimizer"}},
+      {FaultKind::nonfinite,
+       "nonfinite",
+       {"rank"},
+       {"micro", "param", "element", "value", "optimizer"}},
       {FaultKind::loss, "loss", {"rank"}, {"value", "micro"}},
       {FaultKind::scale, "scale", {"rank"}, {"factor"}},
       {FaultKind::update, "update", {"rank"}, {"optimizer"}},
@@ -35,7 +38,8 @@ const std::vector<KindSpec>& kinds()
   return table;
 }
 
-[[noreturn]] void refuse(const std::string& text, const std::string& reason, const std::string& suggestion)
+[[noreturn]] void refuse(const std::string& text, const std::string& reason,
+                         const std::string& suggestion)
 {
   throw ConfigError(fmt::format("fault '{}' cannot be used ({}); {}", text, reason, suggestion));
 }
@@ -61,8 +65,8 @@ float special_value(const std::string& fault, std::string_view value)
 
 Phase phase_named(const std::string& fault, std::string_view value)
 {
-  for (Phase phase : {Phase::window, Phase::exchange, Phase::ballot, Phase::stage, Phase::gather,
-                      Phase::confirm})
+  for (Phase phase :
+       {Phase::window, Phase::exchange, Phase::ballot, Phase::stage, Phase::gather, Phase::confirm})
     if (name_of(phase) == value) return phase;
   refuse(fault, fmt::format("phase={} is not known", value),
          "use window, exchange, ballot, stage, gather or confirm");
@@ -91,8 +95,7 @@ Fault parse_fault(const std::string& text)
   if (spec == kinds().end())
     refuse(text, fmt::format("kind '{}' is not known", kind),
            "use nonfinite, loss, scale, update, bitflip or throw");
-  if (colon == std::string_view::npos)
-    refuse(text, "it has no keys", "write kind:key=value,...");
+  if (colon == std::string_view::npos) refuse(text, "it has no keys", "write kind:key=value,...");
 
   Fault fault;
   fault.kind = spec->kind;

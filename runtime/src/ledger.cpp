@@ -8,7 +8,8 @@
 namespace tutti {
 namespace {
 
-/// Inserts `interval` into an ascending list of disjoint intervals and merges it with what it touches.
+/// Inserts `interval` into an ascending list of disjoint intervals and merges it with what it
+/// touches.
 void insert_merged(std::vector<Interval>& list, Interval interval)
 {
   if (interval.empty()) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// ShardedAdam: the arrays of a shard, and which kernel reads and writes which of them in which phase. Each
-// function stands in the order in which the coordinator calls it. Arithmetic is in the kernels, the way of data
-// between ranks in the exchange, decisions in decide.cpp.
+// ShardedAdam: the arrays of a shard, and which kernel reads and writes which of them in which
+// phase. Each function stands in the order in which the coordinator calls it. Arithmetic is in the
+// kernels, the way of data between ranks in the exchange, decisions in decide.cpp.
 #include "tutti/sharded_adam.hpp"
 
 #include <fmt/format.h>
@@ -29,7 +29,10 @@ constexpr std::size_t cache_bytes = std::size_t{8} << 20;
 class DeviceArray {
  public:
   DeviceArray() = default;
-  DeviceArray(Device& device, std::size_t bytes) : device_(&device), data_(device.allocate(bytes)), bytes_(bytes) {}
+  DeviceArray(Device& device, std::size_t bytes)
+      : device_(&device), data_(device.allocate(bytes)), bytes_(bytes)
+  {
+  }
   DeviceArray(DeviceArray&& other) noexcept { swap(*this, other); }
   DeviceArray& operator=(DeviceArray other) noexcept
   {
@@ -78,14 +81,17 @@ ShardArrays allocate_arrays(Device& device, std::size_t bytes, bool with_ema)
 void validate(const AdamOptions& o)
 {
   const auto refuse = [&](const char* what, double value, const char* range) {
-    throw InvalidArgument(fmt::format("optimizer {}: {} = {} is refused (not {}); give a value in range",
-                                      o.name, what, value, range));
+    throw InvalidArgument(
+        fmt::format("optimizer {}: {} = {} is refused (not {}); give a value in range", o.name,
+                    what, value, range));
   };
-  if (!(o.learning_rate >= 0) || !std::isfinite(o.learning_rate)) refuse("learning rate", o.learning_rate, "finite and >= 0");
+  if (!(o.learning_rate >= 0) || !std::isfinite(o.learning_rate))
+    refuse("learning rate", o.learning_rate, "finite and >= 0");
   if (!(o.beta1 >= 0 && o.beta1 < 1)) refuse("beta1", o.beta1, "in [0, 1)");
   if (!(o.beta2 >= 0 && o.beta2 < 1)) refuse("beta2", o.beta2, "in [0, 1)");
   if (!(o.epsilon > 0) || !std::isfinite(o.epsilon)) refuse("epsilon", o.epsilon, "finite and > 0");
-  if (!(o.weight_decay >= 0) || !std::isfinite(o.weight_decay)) refuse("weight decay", o.weight_decay, "finite and >= 0");
+  if (!(o.weight_decay >= 0) || !std::isfinite(o.weight_decay))
+    refuse("weight decay", o.weight_decay, "finite and >= 0");
   if (!(o.ema_decay >= 0 && o.ema_decay < 1)) refuse("EMA decay", o.ema_decay, "in [0, 1)");
   if (o.micro_batches == 0) refuse("micro-batches", 0, "at least 1");
 }
@@ -126,18 +132,19 @@ struct ShardedAdam::State {
   Device& device;
   const ParameterSet parameters;
   const AdamOptions options;
-  /// Micro-batches are added up in fp32 before they travel; otherwise gradients are handed in where they leave from.
+  /// Micro-batches are added up in fp32 before they travel; otherwise gradients are handed in where
+  /// they leave from.
   const bool summed_locally;
   const ShardPlan plan;
   const SlotLayout& layout;
   const std::vector<std::uint32_t>& shard;
   Exchange exchange;
 
-  ShardArrays now, staged;  ///< staged: empty when updating in place
-  DeviceArray sum;          ///< the summed gradients of the shard
+  ShardArrays now, staged;     ///< staged: empty when updating in place
+  DeviceArray sum;             ///< the summed gradients of the shard
   DeviceArray micro_gradient;  ///< where gradients are handed in when summed locally
   DeviceArray sum_table, source_table, sum_scan, adam_scan, scalar_table;
-  DeviceArray targets[2];   ///< AdamBlock tables: weights go to one buffer or the other
+  DeviceArray targets[2];  ///< AdamBlock tables: weights go to one buffer or the other
   int target = 0;
   std::vector<BlockScan> sum_scans;
   std::vector<AdamScan> adam_scans;
@@ -155,8 +162,9 @@ struct ShardedAdam::State {
   }
   std::byte* gradient(std::size_t p) const
   {
-    return summed_locally ? micro_gradient.as<std::byte>() + layout.byte_offset(layout.piece(p).first_block)
-                          : exchange.contribution() + contribution_offset(p);
+    return summed_locally
+               ? micro_gradient.as<std::byte>() + layout.byte_offset(layout.piece(p).first_block)
+               : exchange.contribution() + contribution_offset(p);
   }
   Precision wire_precision(std::size_t p) const
   {
@@ -166,8 +174,8 @@ struct ShardedAdam::State {
   void allocate();
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
   void locate(std::size_t shard_block, std::uint32_t nonfinite, Ballot& ballot) const;
-  Offender offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank, const void* values,
-                       Precision precision) const;
+  Offender offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank,
+                       const void* values, Precision precision) const;
   std::size_t held_parameter(const std::string& name) const;
 };
 
@@ -185,7 +193,8 @@ void ShardedAdam::State::allocate()
   const auto upload = [&](const auto& table) {
     using Entry = typename std::decay_t<decltype(table)>::value_type;
     DeviceArray array(device, std::max<std::size_t>(1, table.size()) * sizeof(Entry));
-    if (!table.empty()) device.copy(array.template as<void>(), table.data(), table.size() * sizeof(Entry));
+    if (!table.empty())
+      device.copy(array.template as<void>(), table.data(), table.size() * sizeof(Entry));
     return array;
   };
   sum_table = upload(exchange.sum_blocks());
@@ -196,12 +205,14 @@ void ShardedAdam::State::allocate()
   adam_scan = upload(adam_scans);
   scalars.resize(parameters.size());
   scalar_table = upload(scalars);
-  // Staged updates go to the staged weights, which become the published ones and back: two tables in turn.
+  // Staged updates go to the staged weights, which become the published ones and back: two tables
+  // in turn.
   for (int i = 0; i < 2; ++i) {
     const bool published = options.update == UpdateMode::in_place || i == 1;
     const std::vector<void*> weights = exchange.weight_targets(published);
     std::vector<AdamBlock> table(blocks());
-    for (std::size_t b = 0; b < blocks(); ++b) table[b] = {weights[b], layout.parameter_of(shard[b])};
+    for (std::size_t b = 0; b < blocks(); ++b)
+      table[b] = {weights[b], layout.parameter_of(shard[b])};
     targets[i] = upload(table);
   }
   absent.assign(parameters.size(), 0);
@@ -225,11 +236,12 @@ ShardedAdam::ShardedAdam(const Topology& topology, Device& device, ParameterSet 
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MIN, topology.world()),
             "MPI_Allreduce of allocation failures");
   if (worst != std::numeric_limits<int>::max())
-    throw DeviceError(fmt::format(
-        "rank {}: optimizer {} cannot be allocated ({}); use more ranks, smaller rank weights there, or "
-        "the in-place update",
-        worst, state_->options.name,
-        worst == topology.rank() ? problem : "out of memory on that rank"));
+    throw DeviceError(
+        fmt::format("rank {}: optimizer {} cannot be allocated ({}); use more ranks, smaller rank "
+                    "weights there, or "
+                    "the in-place update",
+                    worst, state_->options.name,
+                    worst == topology.rank() ? problem : "out of memory on that rank"));
 }
 
 ShardedAdam::~ShardedAdam() = default;
@@ -243,7 +255,10 @@ const Piece& ShardedAdam::piece(std::size_t p) const { return state_->layout.pie
 const std::string& ShardedAdam::name() const { return state_->options.name; }
 std::size_t ShardedAdam::parameters() const { return state_->parameters.size(); }
 std::string ShardedAdam::parameter_name(std::size_t p) const { return state_->parameters[p].name; }
-const std::string& ShardedAdam::exchange_description() const { return state_->exchange.description(); }
+const std::string& ShardedAdam::exchange_description() const
+{
+  return state_->exchange.description();
+}
 std::uint64_t ShardedAdam::plan_hash() const { return state_->plan.hash(); }
 
 Policy::Betas ShardedAdam::betas(std::size_t) const
@@ -346,9 +361,9 @@ void ShardedAdam::accumulate(std::uint32_t micro)
       const BlockScan scan = s.device.accumulate(total, s.gradient(p), s.parameters[p].precision,
                                                  piece.elements, !s.has[p]);
       if (scan.nonfinite != 0) {
-        Offender offender =
-            s.offender_at(Stage::micro_batch, static_cast<std::uint32_t>(piece.first_block),
-                          scan.first_nonfinite, s.topology.rank(), s.gradient(p), s.parameters[p].precision);
+        Offender offender = s.offender_at(
+            Stage::micro_batch, static_cast<std::uint32_t>(piece.first_block), scan.first_nonfinite,
+            s.topology.rank(), s.gradient(p), s.parameters[p].precision);
         offender.micro = micro;
         offender.count = scan.nonfinite;
         s.own_offender = std::min(s.own_offender, offender);
@@ -379,8 +394,8 @@ void ShardedAdam::exchange()
   state_->exchange.exchange();
 }
 
-Offender ShardedAdam::State::offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank,
-                                         const void* values, Precision precision) const
+Offender ShardedAdam::State::offender_at(Stage stage, std::uint32_t block, std::size_t index,
+                                         int rank, const void* values, Precision precision) const
 {
   const std::uint32_t p = layout.parameter_of(block);
   const Piece& piece = layout.piece(p);
@@ -411,9 +426,11 @@ void ShardedAdam::State::locate(std::size_t i, std::uint32_t nonfinite, Ballot& 
     const BlockScan scan = device.scan(source, work.precision, block_elements);
     if (scan.nonfinite == 0) continue;
     found = true;
-    // Summed locally, the contributor itself knows the micro-batch; if it saw none, the summing overflowed.
-    Offender offender = offender_at(summed_locally ? Stage::accumulation : Stage::micro_batch, shard[i],
-                                    scan.first_nonfinite, exchange.source_rank()[k], source, work.precision);
+    // Summed locally, the contributor itself knows the micro-batch; if it saw none, the summing
+    // overflowed.
+    Offender offender =
+        offender_at(summed_locally ? Stage::accumulation : Stage::micro_batch, shard[i],
+                    scan.first_nonfinite, exchange.source_rank()[k], source, work.precision);
     if (!summed_locally) offender.micro = 0;
     take(offender);
   }
@@ -494,7 +511,8 @@ void ShardedAdam::stage(const Update& update)
   }
   s.staged_update = false;
   if (s.blocks() != 0) {
-    s.device.copy(s.scalar_table.as<void>(), s.scalars.data(), s.scalars.size() * sizeof(AdamScalars));
+    s.device.copy(s.scalar_table.as<void>(), s.scalars.data(),
+                  s.scalars.size() * sizeof(AdamScalars));
     const bool in_place = o.update == UpdateMode::in_place;
     const ShardArrays& out = in_place ? s.now : s.staged;
     AdamBlocks work;
@@ -527,7 +545,8 @@ void ShardedAdam::gather()
 void ShardedAdam::confirm(Confirm& confirm)
 {
   State& s = *state_;
-  if (!s.staged_update) throw DeviceError("the update was not staged (an earlier phase failed); see its failure");
+  if (!s.staged_update)
+    throw DeviceError("the update was not staged (an earlier phase failed); see its failure");
   const bool in_place = s.options.update == UpdateMode::in_place;
   const ShardArrays& out = in_place ? s.now : s.staged;
   for (std::size_t i = 0; i < s.blocks(); ++i) {
@@ -544,17 +563,28 @@ void ShardedAdam::confirm(Confirm& confirm)
     if (state_was_bad) confirm.nonfinite_state += scan.nonfinite;
     const float* values = nullptr;
     switch (scan.array) {
-      case AdamArray::unscaled_gradient: values = s.sum.floats(); break;
-      case AdamArray::exp_avg: values = out.exp_avg.floats(); break;
-      case AdamArray::exp_avg_sq: values = out.exp_avg_sq.floats(); break;
+      case AdamArray::unscaled_gradient:
+        values = s.sum.floats();
+        break;
+      case AdamArray::exp_avg:
+        values = out.exp_avg.floats();
+        break;
+      case AdamArray::exp_avg_sq:
+        values = out.exp_avg_sq.floats();
+        break;
       case AdamArray::master:
-      case AdamArray::weights: values = out.master.floats(); break;
-      case AdamArray::ema: values = out.ema.floats(); break;
+      case AdamArray::weights:
+        values = out.master.floats();
+        break;
+      case AdamArray::ema:
+        values = out.ema.floats();
+        break;
     }
-    const Stage stage = state_was_bad                                  ? Stage::state
+    const Stage stage = state_was_bad                                ? Stage::state
                         : scan.array == AdamArray::unscaled_gradient ? Stage::unscale
-                                                                       : Stage::update;
-    Offender offender = s.offender_at(stage, s.shard[i], scan.first, s.topology.rank(), values + at, Precision::fp32);
+                                                                     : Stage::update;
+    Offender offender = s.offender_at(stage, s.shard[i], scan.first, s.topology.rank(), values + at,
+                                      Precision::fp32);
     offender.count = scan.nonfinite;
     confirm.offender = std::min(confirm.offender, offender);
   }
@@ -563,7 +593,8 @@ void ShardedAdam::confirm(Confirm& confirm)
 void ShardedAdam::publish() noexcept
 {
   State& s = *state_;
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // after the confirm: the owners' stores are there
+  std::atomic_thread_fence(
+      std::memory_order_seq_cst);  // after the confirm: the owners' stores are there
   if (s.options.update == UpdateMode::in_place) return;
   std::swap(s.now, s.staged);
   s.exchange.publish();
@@ -597,7 +628,8 @@ bool ShardedAdam::inject_gradient(const std::string& name, std::uint64_t element
   State& s = *state_;
   const std::size_t p = s.held_parameter(name);
   if (p == s.parameters.size()) return false;
-  store_element(s.gradient(p), s.parameters[p].precision, element % s.layout.piece(p).elements, value);
+  store_element(s.gradient(p), s.parameters[p].precision, element % s.layout.piece(p).elements,
+                value);
   return true;
 }
 

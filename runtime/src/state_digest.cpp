@@ -9,7 +9,8 @@
 namespace tutti {
 namespace {
 
-/// Adds the elements of one block of a piece, one run that is contiguous in the global array after the other.
+/// Adds the elements of one block of a piece, one run that is contiguous in the global array after
+/// the other.
 std::uint64_t block_part(const std::string& name, const std::string& array, const Piece& piece,
                          std::size_t block_in_piece, const float* values)
 {
@@ -39,8 +40,9 @@ std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm 
       for (std::size_t i = 0; i < shard.size(); ++i) {
         const std::uint32_t parameter = layout.parameter_of(shard[i]);
         const Piece& piece = layout.piece(parameter);
-        sum += block_part(participant->name() + "/" + (*state.parameters)[parameter].name, array.name,
-                          piece, shard[i] - piece.first_block, array.data + i * block_elements);
+        sum +=
+            block_part(participant->name() + "/" + (*state.parameters)[parameter].name, array.name,
+                       piece, shard[i] - piece.first_block, array.data + i * block_elements);
       }
   }
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_UINT64_T, MPI_SUM, communicator),

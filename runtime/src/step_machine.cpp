@@ -8,12 +8,21 @@ namespace tutti {
 void StepMachine::finished()
 {
   switch (action_) {
-    case Action::exchange: action_ = Action::vote; return;
-    case Action::stage: action_ = Action::gather; return;
-    case Action::gather: action_ = Action::confirm; return;
+    case Action::exchange:
+      action_ = Action::vote;
+      return;
+    case Action::stage:
+      action_ = Action::gather;
+      return;
+    case Action::gather:
+      action_ = Action::confirm;
+      return;
     case Action::publish:
-    case Action::discard: action_ = Action::done; return;
-    default: throw std::logic_error("StepMachine: this action ends with a vote");
+    case Action::discard:
+      action_ = Action::done;
+      return;
+    default:
+      throw std::logic_error("StepMachine: this action ends with a vote");
   }
 }
 
@@ -21,7 +30,7 @@ void StepMachine::voted(const Ballot& sum)
 {
   if (action_ != Action::vote) throw std::logic_error("StepMachine: no vote is due");
   verdict_ = decide(sum, policy_, before_, window_);
- 
+
   action_ = verdict_.kind == VerdictKind::commit ? Action::stage : Action::done;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The MPI transport: each ballot is one MPI_Allreduce of one fixed-size record of words, combined by one
-// user-defined MPI_Op. The presence bits of the parameters ride behind the ballot and are or-ed.
+// The MPI transport: each ballot is one MPI_Allreduce of one fixed-size record of words, combined
+// by one user-defined MPI_Op. The presence bits of the parameters ride behind the ballot and are
+// or-ed.
 #include "tutti/transport.hpp"
 
 #include <cstring>
@@ -28,7 +29,8 @@ void merge_records(void* in, void* inout, int* length, MPI_Datatype* type)
     std::memcpy(static_cast<void*>(&b), from, sizeof(Record));
     a.merge(b);
     std::memcpy(to, &a, sizeof(Record));
-    for (std::size_t at = sizeof(Record); at < bytes; ++at) to[at] = static_cast<char>(to[at] | from[at]);
+    for (std::size_t at = sizeof(Record); at < bytes; ++at)
+      to[at] = static_cast<char>(to[at] | from[at]);
   }
 }
 
@@ -49,7 +51,10 @@ class RecordReduction {
     if (type_ != MPI_DATATYPE_NULL) check_mpi(MPI_Type_free(&type_), "MPI_Type_free");
     if (op_ != MPI_OP_NULL) check_mpi(MPI_Op_free(&op_), "MPI_Op_free");
   }
-  unsigned char* trailing() { return reinterpret_cast<unsigned char*>(buffer_.data()) + sizeof(Record); }
+  unsigned char* trailing()
+  {
+    return reinterpret_cast<unsigned char*>(buffer_.data()) + sizeof(Record);
+  }
   void reduce(Record& record, MPI_Comm communicator)
   {
     std::memcpy(buffer_.data(), &record, sizeof(Record));
@@ -81,9 +86,11 @@ class MpiTransport final : public Transport {
     unsigned char* presence = ballot_.trailing();
     std::memset(presence, 0, (has_gradient.size() + 7) / 8);
     for (std::size_t p = 0; p < has_gradient.size(); ++p)
-      if (has_gradient[p]) presence[p / 8] = static_cast<unsigned char>(presence[p / 8] | 1u << p % 8);
+      if (has_gradient[p])
+        presence[p / 8] = static_cast<unsigned char>(presence[p / 8] | 1u << p % 8);
     ballot_.reduce(ballot, communicator_);
-    for (std::size_t p = 0; p < has_gradient.size(); ++p) has_gradient[p] = presence[p / 8] >> p % 8 & 1;
+    for (std::size_t p = 0; p < has_gradient.size(); ++p)
+      has_gradient[p] = presence[p / 8] >> p % 8 & 1;
   }
 
   void combine(Confirm& confirm) override { confirm_.reduce(confirm, communicator_); }

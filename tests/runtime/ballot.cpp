@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Merging ballots: any order and any tree of merges gives the same sum, and a disagreement names the odd rank.
+// Merging ballots: any order and any tree of merges gives the same sum, and a disagreement names
+// the odd rank.
 #include "tutti/ballot.hpp"
 
 #include <algorithm>
@@ -21,7 +22,8 @@ Ballot random_ballot(std::uint32_t rank, std::mt19937_64& random)
   ballot.nonfinite = random() % 2;
   ballot.nonfinite_losses = random() % 2;
   ballot.largest_finite = random() % 1000;
-  ballot.sum_of_squares.add(std::ldexp(static_cast<double>(random() % 1000), static_cast<int>(random() % 200) - 100));
+  ballot.sum_of_squares.add(
+      std::ldexp(static_cast<double>(random() % 1000), static_cast<int>(random() % 200) - 100));
   ballot.loss.add(-static_cast<double>(random() % 1000) / 7);
   if (random() % 2) {
     ballot.offender.stage = random() % 3;
@@ -53,7 +55,8 @@ TEST_CASE("merging ballots does not depend on order or grouping")
   for (int round = 0; round < 200; ++round) {
     const std::size_t ranks = 1 + random() % 8;
     std::vector<Ballot> ballots;
-    for (std::uint32_t rank = 0; rank < ranks; ++rank) ballots.push_back(random_ballot(rank, random));
+    for (std::uint32_t rank = 0; rank < ranks; ++rank)
+      ballots.push_back(random_ballot(rank, random));
     Ballot expected = ballots[0];
     for (std::size_t rank = 1; rank < ranks; ++rank) expected.merge(ballots[rank]);
     for (int shuffle = 0; shuffle < 10; ++shuffle) {
@@ -74,7 +77,8 @@ TEST_CASE("a disagreement names the rank that holds the rarer value")
   for (std::uint32_t odd = 0; odd < 5; ++odd)
     for (std::uint64_t other : {3u, 9u}) {
       Agreement sum(odd == 0 ? other : 5, 0);
-      for (std::uint32_t rank = 1; rank < 5; ++rank) sum.merge(Agreement(rank == odd ? other : 5, rank));
+      for (std::uint32_t rank = 1; rank < 5; ++rank)
+        sum.merge(Agreement(rank == odd ? other : 5, rank));
       REQUIRE_FALSE(sum.agreed());
       REQUIRE(sum.odd_rank() == odd);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The sample ledger's invariant under random verdicts, and the control state's text form, bit for bit.
+// The sample ledger's invariant under random verdicts, and the control state's text form, bit for
+// bit.
 #include "tutti/control_state.hpp"
 
 #include <random>
@@ -23,8 +24,12 @@ TEST_CASE("every position below `next` is committed, dropped or due for replay, 
       if (ledger.epoch_samples)
         REQUIRE(window.begin / ledger.epoch_samples == (window.end - 1) / ledger.epoch_samples);
       switch (random() % 3) {
-        case 0: ledger.commit(window); break;
-        case 1: ledger.drop(window); break;
+        case 0:
+          ledger.commit(window);
+          break;
+        case 1:
+          ledger.drop(window);
+          break;
         case 2:
           ledger.keep_for_replay(window);
           REQUIRE(ledger.window(10) == window);  // presented again, whole, before anything new

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// decide() and conclude() over every combination of what a small ballot can say, against a table of reasons in
-// order of precedence; and fold(): what each verdict may move, and nothing else.
+// decide() and conclude() over every combination of what a small ballot can say, against a table of
+// reasons in order of precedence; and fold(): what each verdict may move, and nothing else.
 #include "tutti/decide.hpp"
 
 #include <cmath>
@@ -68,7 +68,8 @@ TEST_CASE("decide gives the first reason in order of precedence, over all small 
     for (int bits = 0; bits < 1 << 9; ++bits) {
       const auto bit = [&](int i) { return (bits >> i & 1) != 0; };
       const bool absent = bit(0), failed = bit(1), bad_state = bit(2), bad_gradient = bit(3),
-                 bad_loss = bit(4), scaling = bit(5), minimum = bit(6), repeated = bit(7), streak = bit(8);
+                 bad_loss = bit(4), scaling = bit(5), minimum = bit(6), repeated = bit(7),
+                 streak = bit(8);
       Policy policy = base_policy();
       policy.scaling.enabled = scaling;
       policy.scaling.minimum = 8;
@@ -113,8 +114,8 @@ TEST_CASE("conclude lets Commit through only if every participant staged a finit
 {
   for (int bits = 0; bits < 1 << 7; ++bits) {
     const auto bit = [&](int i) { return (bits >> i & 1) != 0; };
-    const bool drifted = bit(0), failed = bit(1), absent = bit(2), nonfinite = bit(3), was_bad = bit(4),
-               in_place = bit(5), repeated = bit(6);
+    const bool drifted = bit(0), failed = bit(1), absent = bit(2), nonfinite = bit(3),
+               was_bad = bit(4), in_place = bit(5), repeated = bit(6);
     Policy policy = base_policy();
     policy.update = in_place ? UpdateMode::in_place : UpdateMode::staged;
     ControlState state = initial_state(policy, 100);
@@ -149,7 +150,8 @@ TEST_CASE("a skip moves neither step, schedule, clocks nor EMA")
   ControlState state = initial_state(policy, 100);
   const std::vector<std::uint8_t> has = {1, 1};
   for (Reason reason : {Reason::gradient, Reason::loss, Reason::update}) {
-    const ControlState after = fold(state, {VerdictKind::skip, reason, {}, 0, false}, policy, window, has);
+    const ControlState after =
+        fold(state, {VerdictKind::skip, reason, {}, 0, false}, policy, window, has);
     REQUIRE(after.attempt == state.attempt + 1);
     REQUIRE(after.step == state.step);
     REQUIRE(after.samples == state.samples);

@@ -23,7 +23,8 @@ TEST_CASE("a fault with step fires on every attempt at that step, one with attem
 
 TEST_CASE("every key of every kind is read")
 {
-  const Fault f = parse_fault("nonfinite:step=2,rank=3,micro=1,param=fc1.weight,element=77,value=-inf,optimizer=1");
+  const Fault f = parse_fault(
+      "nonfinite:step=2,rank=3,micro=1,param=fc1.weight,element=77,value=-inf,optimizer=1");
   REQUIRE(f.kind == FaultKind::nonfinite);
   REQUIRE(f.step == 2u);
   REQUIRE(f.rank == 3);
@@ -36,18 +37,20 @@ TEST_CASE("every key of every kind is read")
   REQUIRE(parse_fault("scale:step=0,rank=0,factor=0.5").factor == 0.5);
   REQUIRE(parse_fault("bitflip:step=0,rank=0,param=*,element=4,bit=9").bit == 9);
   REQUIRE(parse_fault("update:attempt=4,rank=0").attempt == 4u);
-  for (Phase phase : {Phase::window, Phase::exchange, Phase::ballot, Phase::stage, Phase::gather, Phase::confirm})
+  for (Phase phase :
+       {Phase::window, Phase::exchange, Phase::ballot, Phase::stage, Phase::gather, Phase::confirm})
     REQUIRE(parse_fault("throw:step=0,rank=0,phase=" + std::string(name_of(phase))).phase == phase);
 }
 
 TEST_CASE("a fault that cannot be used is a ConfigError with reason and suggestion")
 {
   for (const char* text :
-       {"", "nonfinite", "nothing:step=1,rank=0", "nonfinite:rank=0,value=inf", "nonfinite:step=1,attempt=1,rank=0",
-        "nonfinite:step=x,rank=0", "nonfinite:step=1,rank=0,value=7", "nonfinite:step=1,rank=0,phase=stage",
-        "throw:step=1,rank=0", "throw:step=1,rank=0,phase=publish", "nonfinite:step=1,rank=0,", "scale:step=1,rank=-1",
-        "nonfinite:step=1,step=2,rank=0", "update:attempt=0,rank=0", "update:step=-1,rank=0",
-        "bitflip:step=1,rank=0,bit=32", "loss:step=1,rank"}) {
+       {"", "nonfinite", "nothing:step=1,rank=0", "nonfinite:rank=0,value=inf",
+        "nonfinite:step=1,attempt=1,rank=0", "nonfinite:step=x,rank=0",
+        "nonfinite:step=1,rank=0,value=7", "nonfinite:step=1,rank=0,phase=stage",
+        "throw:step=1,rank=0", "throw:step=1,rank=0,phase=publish", "nonfinite:step=1,rank=0,",
+        "scale:step=1,rank=-1", "nonfinite:step=1,step=2,rank=0", "update:attempt=0,rank=0",
+        "update:step=-1,rank=0", "bitflip:step=1,rank=0,bit=32", "loss:step=1,rank"}) {
     INFO(text);
     try {
       parse_fault(text);

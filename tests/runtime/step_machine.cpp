@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Many virtual ranks in one process on the real state machine: every fault of every rank at every point, in every
-// order of arrival. No two ranks ever hold different outcomes, all make the same sequence of collectives, and no
-// state moves without Commit.
+// Many virtual ranks in one process on the real state machine: every fault of every rank at every
+// point, in every order of arrival. No two ranks ever hold different outcomes, all make the same
+// sequence of collectives, and no state moves without Commit.
 #include "tutti/step_machine.hpp"
 
 #include <algorithm>
@@ -14,8 +14,9 @@ using namespace tutti;
 namespace {
 
 enum class Trouble { none, nonfinite, loss, drift, fail_before, fail_staging, bad_update };
-constexpr Trouble troubles[] = {Trouble::none,        Trouble::nonfinite,    Trouble::loss,      Trouble::drift,
-                                Trouble::fail_before, Trouble::fail_staging, Trouble::bad_update};
+constexpr Trouble troubles[] = {Trouble::none,      Trouble::nonfinite,   Trouble::loss,
+                                Trouble::drift,     Trouble::fail_before, Trouble::fail_staging,
+                                Trouble::bad_update};
 
 struct VirtualRank {
   VirtualRank(const Policy& policy, const ControlState& control, std::uint32_t r, Trouble t)
@@ -35,7 +36,8 @@ struct VirtualRank {
     b.samples = 8;
     b.nonfinite = trouble == Trouble::nonfinite;
     b.nonfinite_losses = trouble == Trouble::loss;
-    if (trouble == Trouble::fail_before) b.failure = {static_cast<std::uint32_t>(Phase::window), rank, 0};
+    if (trouble == Trouble::fail_before)
+      b.failure = {static_cast<std::uint32_t>(Phase::window), rank, 0};
     return b;
   }
   Confirm confirm() const
@@ -44,7 +46,8 @@ struct VirtualRank {
     c.attempt = Agreement(state.attempt, rank);
     c.participants = trouble == Trouble::fail_staging ? 0 : 1;
     c.nonfinite = trouble == Trouble::bad_update;
-    if (trouble == Trouble::fail_staging) c.failure = {static_cast<std::uint32_t>(Phase::stage), rank, 0};
+    if (trouble == Trouble::fail_staging)
+      c.failure = {static_cast<std::uint32_t>(Phase::stage), rank, 0};
     return c;
   }
 
@@ -58,26 +61,31 @@ struct VirtualRank {
 
 /// In-process transport: a collective completes when all ranks have arrived, in the given order.
 template <class Record, class Contribution>
-Record combined(std::vector<std::unique_ptr<VirtualRank>>& ranks, const std::vector<std::size_t>& order, Contribution contribution)
+Record combined(std::vector<std::unique_ptr<VirtualRank>>& ranks,
+                const std::vector<std::size_t>& order, Contribution contribution)
 {
   Record sum = contribution(*ranks[order[0]]);
   for (std::size_t i = 1; i < order.size(); ++i) sum.merge(contribution(*ranks[order[i]]));
   return sum;
 }
 
-void run_step(std::vector<std::unique_ptr<VirtualRank>>& ranks, const std::vector<std::size_t>& order)
+void run_step(std::vector<std::unique_ptr<VirtualRank>>& ranks,
+              const std::vector<std::size_t>& order)
 {
   while (ranks[0]->machine.action() != Action::done) {
     const Action action = ranks[0]->machine.action();
     for (auto& rank : ranks) {
-      REQUIRE(rank->machine.action() == action);  // all ranks issue the same collectives in the same order
+      REQUIRE(rank->machine.action() ==
+              action);  // all ranks issue the same collectives in the same order
       rank->collectives.push_back(action);
     }
     if (action == Action::vote) {
-      const Ballot sum = combined<Ballot>(ranks, order, [](const VirtualRank& r) { return r.ballot(); });
+      const Ballot sum =
+          combined<Ballot>(ranks, order, [](const VirtualRank& r) { return r.ballot(); });
       for (std::size_t i : order) ranks[i]->machine.voted(sum);
     } else if (action == Action::confirm) {
-      const Confirm sum = combined<Confirm>(ranks, order, [](const VirtualRank& r) { return r.confirm(); });
+      const Confirm sum =
+          combined<Confirm>(ranks, order, [](const VirtualRank& r) { return r.confirm(); });
       for (std::size_t i : order) ranks[i]->machine.confirmed(sum);
     } else {
       for (std::size_t i : order) {
@@ -114,7 +122,8 @@ TEST_CASE("one outcome for every trouble on every rank in every order of arrival
             const Trouble trouble = troubles[rest % std::size(troubles)];
             any_trouble |= trouble != Trouble::none;
             all_drift &= trouble == Trouble::drift;
-            ranks.push_back(std::make_unique<VirtualRank>(policy, start, static_cast<std::uint32_t>(i), trouble));
+            ranks.push_back(std::make_unique<VirtualRank>(policy, start,
+                                                          static_cast<std::uint32_t>(i), trouble));
           }
           run_step(ranks, order);
           const Verdict& verdict = ranks[0]->machine.verdict();

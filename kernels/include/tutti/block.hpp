@@ -40,20 +40,22 @@ struct SumBlock {
   Precision precision = Precision::fp32;
 };
 
-/// sum[i] = source_0[i] + source_1[i] + ... in fp32, in table order, and the scan of the sum. A nonfinite
-/// contribution always leaves a nonfinite sum (inf and NaN absorb), so scanning the sum sees it.
-/// Bytes a parameter: sources x bytes_of(precision) read, 4 written.
+/// sum[i] = source_0[i] + source_1[i] + ... in fp32, in table order, and the scan of the sum. A
+/// nonfinite contribution always leaves a nonfinite sum (inf and NaN absorb), so scanning the sum
+/// sees it. Bytes a parameter: sources x bytes_of(precision) read, 4 written.
 struct SumBlocks {
   std::size_t blocks = 0;
-  const SumBlock* block = nullptr;       ///< [blocks]
-  const void* const* sources = nullptr;  ///< each points to block_elements elements, any alignment of an element
-  float* sum = nullptr;                  ///< [blocks x block_elements], 64-byte aligned
-  BlockScan* scan = nullptr;             ///< [blocks]
-  bool stream = false;                   ///< non-temporal stores of the sums (where there are any)
+  const SumBlock* block = nullptr;  ///< [blocks]
+  const void* const* sources =
+      nullptr;           ///< each points to block_elements elements, any alignment of an element
+  float* sum = nullptr;  ///< [blocks x block_elements], 64-byte aligned
+  BlockScan* scan = nullptr;  ///< [blocks]
+  bool stream = false;        ///< non-temporal stores of the sums (where there are any)
 };
 
 /// The numbers of one parameter in one Adam update, all computed in fp64 and rounded once to fp32.
-/// Formula (Kingma & Ba 2015; Loshchilov & Hutter 2019 for the decoupled decay), with g the handed-in sum:
+/// Formula (Kingma & Ba 2015; Loshchilov & Hutter 2019 for the decoupled decay), with g the
+/// handed-in sum:
 ///   g  = grad_factor * g;  g += l2 * p                    (the second only if l2 is not 0)
 ///   m' = beta1 * m + one_minus_beta1 * g
 ///   v' = beta2 * v + one_minus_beta2 * (g * g)
@@ -61,13 +63,13 @@ struct SumBlocks {
 ///   ema' = ema_decay * ema + one_minus_ema_decay * p'
 /// in exactly this order and association, fp32, without contraction.
 struct AdamScalars {
-  float grad_factor = 1;      ///< unscale x clip x B / N
+  float grad_factor = 1;  ///< unscale x clip x B / N
   float beta1 = 0.9f, one_minus_beta1 = 0.1f;
   float beta2 = 0.999f, one_minus_beta2 = 0.001f;
-  float l2 = 0;               ///< coupled weight decay (Adam)
-  float decay = 1;            ///< 1 - lr x weight_decay (AdamW)
-  float step_size = 0;        ///< lr / (1 - beta1^t)
-  float inv_sqrt_bias2 = 1;   ///< 1 / sqrt(1 - beta2^t)
+  float l2 = 0;              ///< coupled weight decay (Adam)
+  float decay = 1;           ///< 1 - lr x weight_decay (AdamW)
+  float step_size = 0;       ///< lr / (1 - beta1^t)
+  float inv_sqrt_bias2 = 1;  ///< 1 / sqrt(1 - beta2^t)
   float epsilon = 1e-8f;
   float ema_decay = 0, one_minus_ema_decay = 1;
   Precision weights = Precision::fp32;  ///< format of the model values
@@ -76,34 +78,43 @@ struct AdamScalars {
 
 /// One owned block of `Device::adam_blocks`.
 struct AdamBlock {
-  void* weights = nullptr;        ///< where the new model values go (block_elements of scalars.weights)
-  std::uint32_t scalars = 0;      ///< index into AdamBlocks::scalars
+  void* weights = nullptr;    ///< where the new model values go (block_elements of scalars.weights)
+  std::uint32_t scalars = 0;  ///< index into AdamBlocks::scalars
 };
 
 /// Which array of the update held the first nonfinite value.
-enum class AdamArray : std::uint32_t { unscaled_gradient, exp_avg, exp_avg_sq, master, weights, ema };
+enum class AdamArray : std::uint32_t {
+  unscaled_gradient,
+  exp_avg,
+  exp_avg_sq,
+  master,
+  weights,
+  ema
+};
 
 /// What the update's scan of its own results saw in one block. `unscaled_gradient` is checked after
 /// grad_factor and l2, before the moments.
 struct AdamScan {
-  std::uint32_t nonfinite = 0;        ///< elements with a nonfinite value in any written array
-  std::uint32_t first = ~0u;          ///< index of the first such element
-  AdamArray array = AdamArray::unscaled_gradient;  ///< the first array in the enum's order, at that element
+  std::uint32_t nonfinite = 0;  ///< elements with a nonfinite value in any written array
+  std::uint32_t first = ~0u;    ///< index of the first such element
+  AdamArray array =
+      AdamArray::unscaled_gradient;  ///< the first array in the enum's order, at that element
   std::uint32_t reserved = 0;
 };
 
-/// Fused unscale x clip x Adam(W). Reads the old arrays, writes the new ones beside them (staged) or
-/// over them (new_x == x: in place). Staged results of `stream` calls go out with non-temporal stores.
-/// Bytes a parameter: 16 read, 12 + bytes_of(weights) written (4 + 4 more with EMA).
+/// Fused unscale x clip x Adam(W). Reads the old arrays, writes the new ones beside them (staged)
+/// or over them (new_x == x: in place). Staged results of `stream` calls go out with non-temporal
+/// stores. Bytes a parameter: 16 read, 12 + bytes_of(weights) written (4 + 4 more with EMA).
 struct AdamBlocks {
   std::size_t blocks = 0;
-  const AdamBlock* block = nullptr;      ///< [blocks]
+  const AdamBlock* block = nullptr;  ///< [blocks]
   const AdamScalars* scalars = nullptr;
-  const float* gradient = nullptr;       ///< all [blocks x block_elements], 64-byte aligned
+  const float* gradient = nullptr;  ///< all [blocks x block_elements], 64-byte aligned
   const float *master = nullptr, *exp_avg = nullptr, *exp_avg_sq = nullptr, *ema = nullptr;
-  float *new_master = nullptr, *new_exp_avg = nullptr, *new_exp_avg_sq = nullptr, *new_ema = nullptr;
-  AdamScan* scan = nullptr;              ///< [blocks]
-  bool stream = false;                   ///< non-temporal stores (ignored in place and where there are none)
+  float *new_master = nullptr, *new_exp_avg = nullptr, *new_exp_avg_sq = nullptr,
+        *new_ema = nullptr;
+  AdamScan* scan = nullptr;  ///< [blocks]
+  bool stream = false;       ///< non-temporal stores (ignored in place and where there are none)
 };
 
 }  // namespace tutti

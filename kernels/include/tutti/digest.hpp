@@ -19,7 +19,10 @@ TUTTI_HD constexpr std::uint64_t mix64(std::uint64_t x)
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-TUTTI_HD constexpr std::uint64_t mix64(std::uint64_t a, std::uint64_t b) { return mix64(mix64(a) ^ b); }
+TUTTI_HD constexpr std::uint64_t mix64(std::uint64_t a, std::uint64_t b)
+{
+  return mix64(mix64(a) ^ b);
+}
 
 /// FNV-1a of a name, mixed.
 constexpr std::uint64_t hash_of(std::string_view text)
@@ -33,7 +36,8 @@ constexpr std::uint64_t hash_of(std::string_view text)
 /// mix64(mix64(hash_of(name), hash_of(array)), first_index + i) mixed with the element's fp32 bits.
 /// Add the parts of all elements of all arrays: equal for equal state at any layout.
 inline std::uint64_t state_digest_part(std::string_view name, std::string_view array,
-                                       std::uint64_t first_index, const float* values, std::size_t count)
+                                       std::uint64_t first_index, const float* values,
+                                       std::size_t count)
 {
   const std::uint64_t seed = mix64(hash_of(name), hash_of(array));
   std::uint64_t sum = 0;

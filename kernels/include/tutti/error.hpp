@@ -26,14 +26,18 @@ struct InvalidArgument : Error {
 };
 /// A failing MPI call. Not collective: only the rank that saw it throws, and the job must end.
 struct MpiError : Error {
-  explicit MpiError(const std::string& m, int status = 0) : Error(ErrorCode::mpi, m), mpi_status(status) {}
+  explicit MpiError(const std::string& m, int status = 0)
+      : Error(ErrorCode::mpi, m), mpi_status(status)
+  {
+  }
   int mpi_status;
 };
 /// Device allocation or kernel failure, local until the next ballot carries it.
 struct DeviceError : Error {
   explicit DeviceError(const std::string& m) : Error(ErrorCode::device, m) {}
 };
-/// A file that cannot be read or written; `rank`, path and errno are in the message. Thrown by all ranks by collective calls.
+/// A file that cannot be read or written; `rank`, path and errno are in the message. Thrown by all
+/// ranks by collective calls.
 struct IoError : Error {
   explicit IoError(const std::string& m) : Error(ErrorCode::io, m) {}
 };

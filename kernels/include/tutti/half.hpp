@@ -109,12 +109,14 @@ TUTTI_HD inline float load_element(const void* values, Precision precision, std:
       return float_from_half(Half{static_cast<const std::uint16_t*>(values)[index]});
     case Precision::bf16:
       return float_from_bfloat16(BFloat16{static_cast<const std::uint16_t*>(values)[index]});
-    case Precision::fp32: break;
+    case Precision::fp32:
+      break;
   }
   return static_cast<const float*>(values)[index];
 }
 
-/// Rounds `value` into element `index` of an array stored in `precision`, and returns the bits stored.
+/// Rounds `value` into element `index` of an array stored in `precision`, and returns the bits
+/// stored.
 TUTTI_HD inline std::uint32_t store_element(void* values, Precision precision, std::size_t index,
                                             float value)
 {
@@ -122,8 +124,8 @@ TUTTI_HD inline std::uint32_t store_element(void* values, Precision precision, s
     static_cast<float*>(values)[index] = value;
     return bits_of(value);
   }
-  const std::uint16_t bits = precision == Precision::fp16 ? half_from_float(value).bits
-                                                          : bfloat16_from_float(value).bits;
+  const std::uint16_t bits =
+      precision == Precision::fp16 ? half_from_float(value).bits : bfloat16_from_float(value).bits;
   static_cast<std::uint16_t*>(values)[index] = bits;
   return bits;
 }

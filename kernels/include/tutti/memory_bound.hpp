@@ -6,9 +6,9 @@
 
 namespace tutti {
 
-/// GB/s (10^9 bytes a second) of three loops on the calling thread, each the best of several sweeps over
-/// arrays larger than the caches. Only bytes that the program reads and writes are counted: a plain
-/// store's hidden read of the line that it overwrites is not.
+/// GB/s (10^9 bytes a second) of three loops on the calling thread, each the best of several sweeps
+/// over arrays larger than the caches. Only bytes that the program reads and writes are counted: a
+/// plain store's hidden read of the line that it overwrites is not.
 struct MemoryBound {
   double copy = 0;      ///< memcpy: 1 read, 1 written
   double multiply = 0;  ///< in place: 1 read, 1 written, no hidden read

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The control state: everything that steers a run besides its arrays. It is a fold over the sequence of
-// verdicts (decide.hpp) and nothing else, so it is bit-equal on all ranks, and all of it is in a checkpoint.
+// The control state: everything that steers a run besides its arrays. It is a fold over the
+// sequence of verdicts (decide.hpp) and nothing else, so it is bit-equal on all ranks, and all of
+// it is in a checkpoint.
 #pragma once
 
 #include <array>
@@ -13,8 +14,8 @@
 
 namespace tutti {
 
-/// Step count and running products beta^t of one parameter. A parameter without gradient on all ranks stands
-/// still, so each has its own.
+/// Step count and running products beta^t of one parameter. A parameter without gradient on all
+/// ranks stands still, so each has its own.
 struct ParameterClock {
   std::uint64_t steps = 0;
   double beta1_product = 1, beta2_product = 1;

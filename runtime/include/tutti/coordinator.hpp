@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The coordinator: owns the control state and takes every attempt through the step boundary. `step()` reads
-// top to bottom in the order of the protocol and is the only place where state changes.
+// The coordinator: owns the control state and takes every attempt through the step boundary.
+// `step()` reads top to bottom in the order of the protocol and is the only place where state
+// changes.
 #pragma once
 
 #include <cstdint>
@@ -25,23 +26,27 @@ struct Outcome {
   Verdict verdict;
   Interval window;            ///< sample positions
   std::uint64_t samples = 0;  ///< agreed number
-  double loss = 0;            ///< mean over all samples of the window; NaN if some rank's own loss was nonfinite
+  double loss =
+      0;  ///< mean over all samples of the window; NaN if some rank's own loss was nonfinite
   std::uint64_t ranks_with_nonfinite_loss = 0;
-  double loss_scale = 1;      ///< that the window's loss was multiplied by
-  double grad_norm = 0;       ///< of the unscaled mean gradient before clipping; NaN when not finite
+  double loss_scale = 1;  ///< that the window's loss was multiplied by
+  double grad_norm = 0;   ///< of the unscaled mean gradient before clipping; NaN when not finite
   double clip = 1;
   double learning_rate_factor = 1;
   std::uint64_t nonfinite = 0;  ///< nonfinite elements, gradients or staged values
   Offender offender;
   Failure failure;
   bool stop_requested = false;
-  std::string message;        ///< one sentence for people; empty on Commit
+  std::string message;  ///< one sentence for people; empty on Commit
   bool committed() const { return verdict.kind == VerdictKind::commit; }
 };
 
 /// Thrown by all ranks with the same content when the run must not go on.
 struct Halt : Error {
-  Halt(const std::string& message, Outcome o) : Error(ErrorCode::halt, message), outcome(std::move(o)) {}
+  Halt(const std::string& message, Outcome o)
+      : Error(ErrorCode::halt, message), outcome(std::move(o))
+  {
+  }
   Outcome outcome;
 };
 
@@ -55,14 +60,16 @@ class Window {
   std::uint32_t micro_batches() const { return micro_batches_; }
   /// Sample positions of this rank's data-parallel part in micro-batch `micro`; may be empty.
   Interval positions(std::uint32_t micro) const;
-  /// The loss scale; multiply the *sum* of the sample losses by gradient_scale() = scale / nominal samples before
-  /// the backward pass.
+  /// The loss scale; multiply the *sum* of the sample losses by gradient_scale() = scale / nominal
+  /// samples before the backward pass.
   double loss_scale() const { return loss_scale_; }
   double gradient_scale() const;
-  /// The gradients of the next micro-batch are in place. `loss_sum`: unscaled sum of its samples' losses;
-  /// `samples`: how many. Takes them into the sum (W > 1). A failure in here becomes a flag.
+  /// The gradients of the next micro-batch are in place. `loss_sum`: unscaled sum of its samples'
+  /// losses; `samples`: how many. Takes them into the sum (W > 1). A failure in here becomes a
+  /// flag.
   void add_micro_batch(double loss_sum, std::uint64_t samples);
-  /// A failure in the caller's own code: all ranks will halt with it. The window must still be handed to step().
+  /// A failure in the caller's own code: all ranks will halt with it. The window must still be
+  /// handed to step().
   void fail(std::int64_t code, const std::string& text);
   void request_stop() { stop_ = true; }
 
@@ -99,9 +106,9 @@ class CommittedBoundary {
 };
 
 struct CoordinatorOptions {
-  Policy policy;                      ///< participants and betas are filled in
-  std::uint64_t window_samples = 1;   ///< B, nominal samples of a window over all ranks
-  std::uint32_t micro_batches = 1;    ///< W
+  Policy policy;                     ///< participants and betas are filled in
+  std::uint64_t window_samples = 1;  ///< B, nominal samples of a window over all ranks
+  std::uint32_t micro_batches = 1;   ///< W
   std::uint64_t epoch_samples = 0;
   std::uint64_t configuration_hash = 0;  ///< of the caller's own keys that must agree
   FaultPlan faults;
@@ -115,7 +122,8 @@ struct PhaseTimes {
 class Coordinator {
  public:
   /// Collective over topology.world(). Participants must outlive it.
-  Coordinator(const Topology& topology, std::vector<Participant*> participants, CoordinatorOptions options);
+  Coordinator(const Topology& topology, std::vector<Participant*> participants,
+              CoordinatorOptions options);
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -125,12 +133,14 @@ class Coordinator {
 
   /// Not collective. Throws InvalidArgument while a window is open or after a Halt.
   Window open_window();
-  /// Collective: one attempt. Returns the outcome of Commit and Skip; throws Halt on all ranks otherwise.
+  /// Collective: one attempt. Returns the outcome of Commit and Skip; throws Halt on all ranks
+  /// otherwise.
   Outcome step(Window& window);
 
   /// Throws InvalidArgument (on all ranks that call) inside a window and after a Halt.
   CommittedBoundary boundary() const;
-  /// Collective: continue from a restored control state; the participants' arrays were filled before.
+  /// Collective: continue from a restored control state; the participants' arrays were filled
+  /// before.
   void resume(const ControlState& control);
 
   const PhaseTimes& times() const { return times_; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The only place where an attempt's fate is decided, and the only place where the control state moves. Pure
-// functions, free of MPI, Kokkos and HDF5: all ranks call them with equal arguments and so agree.
+// The only place where an attempt's fate is decided, and the only place where the control state
+// moves. Pure functions, free of MPI, Kokkos and HDF5: all ranks call them with equal arguments and
+// so agree.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +15,26 @@
 namespace tutti {
 
 /// The verdict on the summed ballot. Commit here still awaits `conclude`.
-Verdict decide(const Ballot& ballot, const Policy& policy, const ControlState& state, Interval window);
+Verdict decide(const Ballot& ballot, const Policy& policy, const ControlState& state,
+               Interval window);
 
 /// The only verdict that is folded: `verdict` unless staging went wrong somewhere.
 Verdict conclude(const Verdict& verdict, const Confirm& confirm, const Policy& policy,
                  const ControlState& state, Interval window);
 
-/// The control state after an attempt. `has_gradient`: per parameter, some rank had one; `samples`: the agreed number.
-ControlState fold(const ControlState& state, const Verdict& verdict, const Policy& policy, Interval window,
-                  std::span<const std::uint8_t> has_gradient);
+/// The control state after an attempt. `has_gradient`: per parameter, some rank had one; `samples`:
+/// the agreed number.
+ControlState fold(const ControlState& state, const Verdict& verdict, const Policy& policy,
+                  Interval window, std::span<const std::uint8_t> has_gradient);
 
 /// The state that a run starts with.
 ControlState initial_state(const Policy& policy, std::uint64_t epoch_samples);
 
 /// Norm of the unscaled mean gradient: sqrt(sum of squares) x B / (N x scale), one rounding each.
-double gradient_norm(const Ballot& ballot, double loss_scale, std::uint64_t nominal, std::uint64_t samples);
-/// min(1, max_norm / (norm + 1e-6)); 1 without clipping. A NaN norm gives NaN, never 1: it must not get here.
+double gradient_norm(const Ballot& ballot, double loss_scale, std::uint64_t nominal,
+                     std::uint64_t samples);
+/// min(1, max_norm / (norm + 1e-6)); 1 without clipping. A NaN norm gives NaN, never 1: it must not
+/// get here.
 double clip_factor(double norm, double max_norm);
 
 }  // namespace tutti

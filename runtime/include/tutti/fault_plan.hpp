@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Faults for tests and drills, given as `kind:key=value,...`. A plan only answers "does a fault fire here?"; what
-// it does is done where the phase is.
+// Faults for tests and drills, given as `kind:key=value,...`. A plan only answers "does a fault
+// fire here?"; what it does is done where the phase is.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@ namespace tutti {
 
 enum class FaultKind : std::uint8_t { nonfinite, loss, scale, update, bitflip, throw_ };
 
-/// `step` is the number of updates committed before the attempt and fires on every attempt at that step;
-/// `attempt` fires once, counting all attempts of the run from 1. Exactly one of them is given.
+/// `step` is the number of updates committed before the attempt and fires on every attempt at that
+/// step; `attempt` fires once, counting all attempts of the run from 1. Exactly one of them is
+/// given.
 struct Fault {
   FaultKind kind = FaultKind::nonfinite;
   std::optional<std::uint64_t> step, attempt;
-  int rank = 0;                 ///< world rank
+  int rank = 0;  ///< world rank
   std::uint32_t micro = 0;
   std::string parameter = "*";  ///< a name, or * for the first that this rank holds
   std::uint64_t element = 0;    ///< within the parameter as this rank holds it, wrapping around
@@ -27,18 +28,21 @@ struct Fault {
   double factor = 2;            ///< scale
   unsigned bit = 0;             ///< bitflip
   std::optional<std::size_t> optimizer;  ///< index of the participant; every one if not given
-  Phase phase = Phase::window;  ///< throw
+  Phase phase = Phase::window;           ///< throw
 };
 
-/// Throws ConfigError: `fault 'x' ... (reason); suggestion`. E.g. "nonfinite:step=3,rank=1,micro=0,param=*,element=5,value=inf".
+/// Throws ConfigError: `fault 'x' ... (reason); suggestion`. E.g.
+/// "nonfinite:step=3,rank=1,micro=0,param=*,element=5,value=inf".
 Fault parse_fault(const std::string& text);
 
 class FaultPlan {
  public:
   FaultPlan() = default;
   explicit FaultPlan(std::vector<Fault> faults) : faults_(std::move(faults)) {}
-  /// The faults of a kind that fire on `rank` in the attempt after `step` committed updates that is number `attempt`.
-  std::vector<const Fault*> firing(FaultKind kind, int rank, std::uint64_t step, std::uint64_t attempt) const;
+  /// The faults of a kind that fire on `rank` in the attempt after `step` committed updates that is
+  /// number `attempt`.
+  std::vector<const Fault*> firing(FaultKind kind, int rank, std::uint64_t step,
+                                   std::uint64_t attempt) const;
   bool empty() const { return faults_.empty(); }
   const std::vector<Fault>& faults() const { return faults_; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Which intervals of sample positions were committed, dropped on purpose, or are due for replay. Pure:
-// it moves only by verdicts. Cutting a window among today's ranks is Interval::part.
+// Which intervals of sample positions were committed, dropped on purpose, or are due for replay.
+// Pure: it moves only by verdicts. Cutting a window among today's ranks is Interval::part.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct SampleLedger {
   std::vector<Interval> committed;  ///< merged, ascending
   std::vector<Interval> dropped;    ///< merged, ascending
 
-  /// The interval of the next attempt: the oldest one due for replay, whole; else up to `samples` new
-  /// positions, cut at the end of the epoch.
+  /// The interval of the next attempt: the oldest one due for replay, whole; else up to `samples`
+  /// new positions, cut at the end of the epoch.
   Interval window(std::uint64_t samples) const;
   void commit(Interval interval);
   void drop(Interval interval);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The Participant seam: what the step boundary drives. ShardedAdam is one; a code that keeps its own
-// optimizer wraps it in another and takes the decision, scaler, schedule, ledger and checkpoints from tutti.
+// The Participant seam: what the step boundary drives. ShardedAdam is one; a code that keeps its
+// own optimizer wraps it in another and takes the decision, scaler, schedule, ledger and
+// checkpoints from tutti.
 #pragma once
 
 #include <mpi.h>
@@ -33,16 +34,17 @@ struct StateView {
 
 /// What a committed attempt applies.
 struct Update {
-  double grad_factor = 1;       ///< unscale x clip x B / N
+  double grad_factor = 1;           ///< unscale x clip x B / N
   double learning_rate_factor = 1;  ///< of the schedule
   UpdateMode mode = UpdateMode::staged;
-  std::span<const ParameterClock> clocks;       ///< before this update, this participant's parameters
-  std::span<const std::uint8_t> has_gradient;   ///< per parameter: some rank has one
+  std::span<const ParameterClock> clocks;  ///< before this update, this participant's parameters
+  std::span<const std::uint8_t> has_gradient;  ///< per parameter: some rank has one
 };
 
-/// One rank's part of one optimizer. The coordinator calls the functions of an attempt in the order in which
-/// they stand here. "Local" ones may throw: the exception becomes a flag in the next ballot and the others still
-/// run. "Collective" ones are called by all ranks on every path and may throw only MpiError.
+/// One rank's part of one optimizer. The coordinator calls the functions of an attempt in the order
+/// in which they stand here. "Local" ones may throw: the exception becomes a flag in the next
+/// ballot and the others still run. "Collective" ones are called by all ranks on every path and may
+/// throw only MpiError.
 class Participant {
  public:
   virtual ~Participant() = default;
@@ -82,16 +84,26 @@ class Participant {
   /// Collective: the arrays were overwritten (restore); derive everything else from them.
   virtual void restored() = 0;
 
-  /// For the fault plan: overwrite one element of the current micro-batch's gradient, or flip a bit of a published
-  /// weight; `parameter` is a name or "*", `element` wraps around. Return false when this rank does not hold it.
-  virtual bool inject_gradient(const std::string& /*parameter*/, std::uint64_t /*element*/, float /*value*/) { return false; }
-  /// After the exchange: makes the summed gradient of one owned element so large that the staged update overflows.
+  /// For the fault plan: overwrite one element of the current micro-batch's gradient, or flip a bit
+  /// of a published weight; `parameter` is a name or "*", `element` wraps around. Return false when
+  /// this rank does not hold it.
+  virtual bool inject_gradient(const std::string& /*parameter*/, std::uint64_t /*element*/,
+                               float /*value*/)
+  {
+    return false;
+  }
+  /// After the exchange: makes the summed gradient of one owned element so large that the staged
+  /// update overflows.
   virtual bool inject_overflow() { return false; }
-  virtual bool inject_bitflip(const std::string& /*parameter*/, std::uint64_t /*element*/, unsigned /*bit*/) { return false; }
+  virtual bool inject_bitflip(const std::string& /*parameter*/, std::uint64_t /*element*/,
+                              unsigned /*bit*/)
+  {
+    return false;
+  }
 };
 
-/// Collective over `communicator`: the digest of design section 9 over all participants' arrays; equal for equal
-/// state at any degree, shard plan or update mode.
+/// Collective over `communicator`: the digest of design section 9 over all participants' arrays;
+/// equal for equal state at any degree, shard plan or update mode.
 std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm communicator);
 
 }  // namespace tutti

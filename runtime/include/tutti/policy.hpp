@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// What a run has decided beforehand. All ranks hold the same policy; its hash is agreed in every ballot.
+// What a run has decided beforehand. All ranks hold the same policy; its hash is agreed in every
+// ballot.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace tutti {
 enum class SamplePolicy : std::uint8_t { replay, drop };
 enum class UpdateMode : std::uint8_t { staged, in_place };
 
-/// Dynamic loss scaling: PyTorch GradScaler's defaults and meaning, plus hysteresis (Megatron) and bounds.
+/// Dynamic loss scaling: PyTorch GradScaler's defaults and meaning, plus hysteresis (Megatron) and
+/// bounds.
 struct LossScaling {
   bool enabled = false;
   double initial = 65536;
@@ -27,14 +29,16 @@ struct Policy {
   LossScaling scaling;
   SamplePolicy samples = SamplePolicy::replay;
   UpdateMode update = UpdateMode::staged;
-  double max_norm = 0;                      ///< of the unscaled mean gradient over all participants; 0: no clipping
-  std::uint64_t max_consecutive_skips = 50; ///< 0: no limit
-  std::uint64_t repeat_limit = 3;           ///< 0: no limit
-  std::uint64_t participants = 1;           ///< agreed: ranks x optimizers
+  double max_norm = 0;  ///< of the unscaled mean gradient over all participants; 0: no clipping
+  std::uint64_t max_consecutive_skips = 50;  ///< 0: no limit
+  std::uint64_t repeat_limit = 3;            ///< 0: no limit
+  std::uint64_t participants = 1;            ///< agreed: ranks x optimizers
   bool ema = false;
 
   /// beta1, beta2 of each parameter of each participant: what the clocks advance by.
-  struct Betas { double beta1 = 0.9, beta2 = 0.999; };
+  struct Betas {
+    double beta1 = 0.9, beta2 = 0.999;
+  };
   std::vector<Betas> betas;
   LearningRateSchedule schedule;
 

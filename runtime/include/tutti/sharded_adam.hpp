@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Adam(W) over sharded fp32 master weights and moments: tutti's own Participant. It puts the exchange and the
-// block kernels together; it decides nothing.
+// Adam(W) over sharded fp32 master weights and moments: tutti's own Participant. It puts the
+// exchange and the block kernels together; it decides nothing.
 #pragma once
 
 #include <functional>
@@ -20,19 +20,22 @@ struct AdamOptions {
   double learning_rate = 1e-3;
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   double weight_decay = 0;
-  bool decoupled = false;          ///< true: AdamW
-  double ema_decay = 0;            ///< 0: no EMA of the master weights
+  bool decoupled = false;  ///< true: AdamW
+  double ema_decay = 0;    ///< 0: no EMA of the master weights
   UpdateMode update = UpdateMode::staged;
   std::uint32_t micro_batches = 1;
-  bool fp32_wire = false;          ///< exchange in fp32 even where one micro-batch would travel as handed in
-  bool reduce_scatter = false;     ///< MPI's collective instead of `ordered`
+  bool fp32_wire =
+      false;  ///< exchange in fp32 even where one micro-batch would travel as handed in
+  bool reduce_scatter = false;       ///< MPI's collective instead of `ordered`
   std::vector<double> rank_weights;  ///< empty: all equal
 };
 
 class ShardedAdam : public Participant {
  public:
-  /// Collective over topology.world(); throws the same error on all ranks. `topology` and `device` must outlive it.
-  ShardedAdam(const Topology& topology, Device& device, ParameterSet parameters, AdamOptions options);
+  /// Collective over topology.world(); throws the same error on all ranks. `topology` and `device`
+  /// must outlive it.
+  ShardedAdam(const Topology& topology, Device& device, ParameterSet parameters,
+              AdamOptions options);
   ~ShardedAdam() override;
   /// Collective: frees windows and buffers.
   void close_buffers();
@@ -43,17 +46,20 @@ class ShardedAdam : public Participant {
   /// What this rank's slot holds of a parameter.
   const Piece& piece(std::size_t parameter) const;
 
-  /// Where this rank writes the gradient of the current micro-batch: piece(p).elements values in the parameter's
-  /// precision, row-major, equal to (sum over the micro-batch's samples) x loss scale / nominal window samples.
-  /// Overwrite, do not add. Valid from opening a window until its step().
+  /// Where this rank writes the gradient of the current micro-batch: piece(p).elements values in
+  /// the parameter's precision, row-major, equal to (sum over the micro-batch's samples) x loss
+  /// scale / nominal window samples. Overwrite, do not add. Valid from opening a window until its
+  /// step().
   void* gradient(std::size_t parameter);
   /// This rank has no gradient of `parameter` in the current micro-batch.
   void set_absent(std::size_t parameter);
-  /// The model values of this rank's piece in the parameter's precision. Valid until the next step().
+  /// The model values of this rank's piece in the parameter's precision. Valid until the next
+  /// step().
   const void* weights(std::size_t parameter) const;
 
-  /// Collective: sets initial values. `values(p)` is called once a parameter and must return its *global* array in
-  /// fp32 (row-major), equal on all ranks; each rank keeps what it owns. Moments become zero.
+  /// Collective: sets initial values. `values(p)` is called once a parameter and must return its
+  /// *global* array in fp32 (row-major), equal on all ranks; each rank keeps what it owns. Moments
+  /// become zero.
   void initialize(const std::function<std::vector<float>(std::size_t)>& values);
 
   /// Bytes that this rank allocated, and how its exchange works, for the log.

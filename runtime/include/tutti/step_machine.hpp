@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The protocol of one step as a state machine without I/O: it says what to do next, is told what came of it,
-// and holds the verdict. The coordinator drives it over MPI; tests drive many of them in one process.
+// The protocol of one step as a state machine without I/O: it says what to do next, is told what
+// came of it, and holds the verdict. The coordinator drives it over MPI; tests drive many of them
+// in one process.
 #pragma once
 
 #include <span>
@@ -9,7 +10,8 @@
 
 namespace tutti {
 
-/// What the driver does next. On every path all ranks are told the same sequence of collective actions.
+/// What the driver does next. On every path all ranks are told the same sequence of collective
+/// actions.
 enum class Action : std::uint8_t {
   exchange,  ///< collective: contributions meet; local: scan them
   vote,      ///< collective: combine the ballots

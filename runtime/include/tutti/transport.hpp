@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The Transport seam: the two integer collectives of a step and the words that go with a bad verdict. MPI drives
-// it in production, an in-process one drives many virtual ranks in tests.
+// The Transport seam: the two integer collectives of a step and the words that go with a bad
+// verdict. MPI drives it in production, an in-process one drives many virtual ranks in tests.
 #pragma once
 
 #include <mpi.h>

@@ -10,27 +10,37 @@ namespace tutti {
 
 enum class VerdictKind : std::uint8_t { commit, skip, halt };
 
-/// Why an attempt was not committed. The first three are reasons to skip, the others to halt; halting
-/// reasons are in the order of their precedence.
+/// Why an attempt was not committed. The first three are reasons to skip, the others to halt;
+/// halting reasons are in the order of their precedence.
 enum class Reason : std::uint8_t {
   none,
-  gradient,           ///< skip: a nonfinite gradient
-  loss,               ///< skip: a nonfinite loss with finite gradients
-  update,             ///< skip: the staged update holds a nonfinite value
-  control_mismatch,   ///< ranks disagree on what must agree
-  window_failed,      ///< a failure on some rank before the decision (user code, exchange)
-  update_failed,      ///< a failure on some rank while staging, gathering or confirming; nothing was mutated
-  partial_update,     ///< the same during an in-place update: some state was mutated
-  nonfinite_state,    ///< optimizer state is nonfinite
-  repeat_limit,       ///< the same samples were bad repeat_limit times
-  minimum_scale,      ///< overflow at the minimum loss scale
+  gradient,          ///< skip: a nonfinite gradient
+  loss,              ///< skip: a nonfinite loss with finite gradients
+  update,            ///< skip: the staged update holds a nonfinite value
+  control_mismatch,  ///< ranks disagree on what must agree
+  window_failed,     ///< a failure on some rank before the decision (user code, exchange)
+  update_failed,     ///< a failure on some rank while staging, gathering or confirming; nothing was
+                     ///< mutated
+  partial_update,    ///< the same during an in-place update: some state was mutated
+  nonfinite_state,   ///< optimizer state is nonfinite
+  repeat_limit,      ///< the same samples were bad repeat_limit times
+  minimum_scale,     ///< overflow at the minimum loss scale
   consecutive_skips,  ///< max_consecutive_skips reached
 };
 inline constexpr std::size_t reason_count = 12;
 std::string_view name_of(Reason reason);
 
 /// Where in the way of a gradient a value first went nonfinite; earlier stages win.
-enum class Stage : std::uint8_t { loss, micro_batch, accumulation, exchange, unscale, clip, update, state };
+enum class Stage : std::uint8_t {
+  loss,
+  micro_batch,
+  accumulation,
+  exchange,
+  unscale,
+  clip,
+  update,
+  state
+};
 std::string_view name_of(Stage stage);
 
 /// Phases of a step in which a rank can fail.
@@ -39,22 +49,29 @@ std::string_view name_of(Phase phase);
 
 /// What the ranks must agree on; the fields of Halt(control_mismatch).
 enum class AgreedField : std::uint8_t {
-  step, attempt, loss_scale, learning_rate, configuration, shard_plan, control_state, participants
+  step,
+  attempt,
+  loss_scale,
+  learning_rate,
+  configuration,
+  shard_plan,
+  control_state,
+  participants
 };
 inline constexpr std::size_t agreed_fields = 8;
 std::string_view name_of(AgreedField field);
 
-/// The first nonfinite value, in the fixed order of its members (so all ranks pick the same). All integers:
-/// it travels in the ballot.
+/// The first nonfinite value, in the fixed order of its members (so all ranks pick the same). All
+/// integers: it travels in the ballot.
 struct Offender {
-  std::uint32_t stage = ~0u;        ///< Stage; ~0u: there is none
-  std::uint32_t micro = 0;          ///< micro-batch of the window; ~0u where it is not known
-  std::uint32_t participant = 0;    ///< index of the optimizer
-  std::uint32_t parameter = ~0u;    ///< index in its ParameterSet; ~0u for a loss
-  std::uint64_t element = 0;        ///< global element index
-  std::uint32_t rank = 0;           ///< world rank whose contribution (or update) it is
-  std::uint32_t value_bits = 0;     ///< as fp32
-  std::uint64_t count = 0;          ///< nonfinite elements that this rank reports
+  std::uint32_t stage = ~0u;      ///< Stage; ~0u: there is none
+  std::uint32_t micro = 0;        ///< micro-batch of the window; ~0u where it is not known
+  std::uint32_t participant = 0;  ///< index of the optimizer
+  std::uint32_t parameter = ~0u;  ///< index in its ParameterSet; ~0u for a loss
+  std::uint64_t element = 0;      ///< global element index
+  std::uint32_t rank = 0;         ///< world rank whose contribution (or update) it is
+  std::uint32_t value_bits = 0;   ///< as fp32
+  std::uint64_t count = 0;        ///< nonfinite elements that this rank reports
   bool exists() const { return stage != ~0u; }
   auto operator<=>(const Offender&) const = default;
 };
@@ -63,7 +80,7 @@ struct Offender {
 struct Failure {
   std::uint32_t phase = ~0u;  ///< Phase; ~0u: none
   std::uint32_t rank = 0;
-  std::int64_t code = 0;      ///< ErrorCode, or what window.fail() was given
+  std::int64_t code = 0;  ///< ErrorCode, or what window.fail() was given
   bool exists() const { return phase != ~0u; }
   auto operator<=>(const Failure&) const = default;
 };

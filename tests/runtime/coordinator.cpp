@@ -1,0 +1,773 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The step boundary over real ranks: one outcome whatever goes wrong on whichever rank, nothing mutated without
+// Commit, the same bits for every plan and path. Runs with 1 to 8 ranks; gradients are made from global indices, so
+// that every layout sees the same numbers.
+#include "tutti/coordinator.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include "catch.hpp"
+#include "tutti/digest.hpp"
+#include "tutti/half.hpp"
+#include "tutti/sharded_adam.hpp"
+
+using namespace tutti;
+
+// Every collective that tutti issues is counted through the profiling interface.
+namespace {
+std::uint64_t collective_calls = 0;
+}
+extern "C" int MPI_Allreduce(const void* s, void* r, int n, MPI_Datatype t, MPI_Op o, MPI_Comm c)
+{
+  ++collective_calls;
+  return PMPI_Allreduce(s, r, n, t, o, c);
+}
+extern "C" int MPI_Barrier(MPI_Comm c)
+{
+  ++collective_calls;
+  return PMPI_Barrier(c);
+}
+extern "C" int MPI_Bcast(void* b, int n, MPI_Datatype t, int root, MPI_Comm c)
+{
+  ++collective_calls;
+  return PMPI_Bcast(b, n, t, root, c);
+}
+
+namespace {
+
+int world_size()
+{
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+std::vector<int> degrees()
+{
+  std::vector<int> out;
+  for (int m = 1; m <= 3; ++m)
+    if (world_size() % m == 0) out.push_back(m);
+  return out;
+}
+
+/// The same value on all ranks?
+bool agreed(std::uint64_t value)
+{
+  std::uint64_t range[2] = {value, ~value};
+  PMPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+  return range[0] == ~range[1];
+}
+bool agreed(const std::string& text) { return agreed(hash_of(text)); }
+
+ParameterSet parameter_set()
+{
+  ParameterSet set;
+  set.add({"split0", {37, 401}, Precision::fp16, Placement::split, 0, {}});
+  set.add({"split1", {3, 5003}, Precision::bf16, Placement::split, 1, {}});
+  set.add({"bias", {10}, Precision::fp16, Placement::replicated, 0, ReplicaGradient::identical});
+  set.add({"norm", {9000}, Precision::fp32, Placement::replicated, 0, ReplicaGradient::partial});
+  return set;
+}
+
+/// A small number from identity: multiples of 2^-8, so that sums of some of them are exact in fp16.
+float number(std::uint64_t a, std::uint64_t b)
+{
+  return static_cast<float>(static_cast<std::int64_t>(mix64(a, b) % 65) - 32) / 256;
+}
+
+struct RunOptions {
+  int model_parallel = 1;
+  bool shared_memory = true;
+  int domain_size = 0;
+  std::vector<double> weights;
+  UpdateMode update = UpdateMode::staged;
+  std::uint32_t micro_batches = 1;
+  double max_norm = 0;
+  bool scaler = false;
+  SamplePolicy samples = SamplePolicy::replay;
+  std::vector<std::string> faults;
+  bool portable = false, ema = false, reduce_scatter = false, fp32_wire = false;
+  std::size_t optimizers = 1;
+};
+
+/// A job: topology, one or more ShardedAdam and a coordinator.
+struct Run {
+  explicit Run(const RunOptions& o)
+      : options(o),
+        topology(MPI_COMM_WORLD, {o.model_parallel, o.shared_memory, o.domain_size}),
+        device(o.portable ? make_portable_host_device() : make_host_device())
+  {
+    std::vector<Participant*> participants;
+    for (std::size_t i = 0; i < o.optimizers; ++i) {
+      AdamOptions adam;
+      adam.name = i == 0 ? "adam" : "adam" + std::to_string(i);
+      adam.decoupled = true;
+      adam.weight_decay = 0.01;
+      adam.update = o.update;
+      adam.micro_batches = o.micro_batches;
+      adam.rank_weights = o.weights;
+      adam.ema_decay = o.ema ? 0.99 : 0;
+      adam.reduce_scatter = o.reduce_scatter;
+      adam.fp32_wire = o.fp32_wire;
+      optimizers.push_back(std::make_unique<ShardedAdam>(topology, *device, parameters(), adam));
+      optimizers.back()->initialize([&](std::size_t p) {
+        const auto& spec = optimizers.back()->parameter_set()[p];
+        std::size_t elements = 1;
+        for (std::size_t extent : spec.shape) elements *= extent;
+        std::vector<float> values(elements);
+        for (std::size_t e = 0; e < elements; ++e) values[e] = number(1000 + p + 10 * i, e) * 4;
+        return values;
+      });
+      participants.push_back(optimizers.back().get());
+    }
+    CoordinatorOptions c;
+    c.window_samples = 24;
+    c.micro_batches = o.micro_batches;
+    c.epoch_samples = 240;
+    c.policy.update = o.update;
+    c.policy.max_norm = o.max_norm;
+    c.policy.samples = o.samples;
+    c.policy.ema = o.ema;
+    c.policy.scaling.enabled = o.scaler;
+    c.policy.scaling.initial = 4;
+    std::vector<Fault> faults;
+    for (const std::string& fault : o.faults) faults.push_back(parse_fault(fault));
+    c.faults = FaultPlan(faults);
+    coordinator = std::make_unique<Coordinator>(topology, participants, c);
+  }
+  ~Run()
+  {
+    coordinator->close();
+    for (auto& optimizer : optimizers) optimizer->close_buffers();
+    topology.close();
+  }
+
+  ParameterSet parameters() const
+  {
+    ParameterSet set = parameter_set();
+    if (!options.reduce_scatter) return set;
+    ParameterSet without_partial;
+    for (std::size_t p = 0; p < 3; ++p) without_partial.add(set[p]);
+    return without_partial;
+  }
+
+  /// Writes the gradients of a micro-batch: functions of step, data rank, micro-batch and global element.
+  void fill(ShardedAdam& adam, const Window& window, std::uint32_t micro)
+  {
+    for (std::size_t p = 0; p < adam.parameters(); ++p) {
+      const Piece& piece = adam.piece(p);
+      const bool partial = adam.parameter_set()[p].gradient == ReplicaGradient::partial &&
+                           adam.parameter_set()[p].placement == Placement::replicated;
+      const std::uint64_t who = partial ? static_cast<std::uint64_t>(topology.rank()) + 100
+                                        : static_cast<std::uint64_t>(topology.data_rank());
+      const std::uint64_t seed = mix64(mix64(window.interval().begin, who), mix64(micro, p));
+      for (std::size_t e = 0; e < piece.elements; ++e)
+        store_element(adam.gradient(p), adam.parameter_set()[p].precision, e,
+                      number(seed, piece.global_index(e)) * static_cast<float>(window.loss_scale()));
+    }
+  }
+
+  Outcome attempt()
+  {
+    Window window = coordinator->open_window();
+    for (std::uint32_t micro = 0; micro < window.micro_batches(); ++micro) {
+      for (auto& optimizer : optimizers) fill(*optimizer, window, micro);
+      const std::uint64_t samples = window.positions(micro).size();
+      window.add_micro_batch(0.5 * static_cast<double>(samples), samples);
+    }
+    return coordinator->step(window);
+  }
+
+  std::uint64_t digest()
+  {
+    std::vector<Participant*> participants;
+    for (auto& optimizer : optimizers) participants.push_back(optimizer.get());
+    return state_digest(participants, MPI_COMM_WORLD);
+  }
+
+  /// Of this rank's published weights, by global element: equal for equal weights.
+  std::uint64_t weights_hash()
+  {
+    std::uint64_t hash = 0;
+    for (auto& optimizer : optimizers)
+      for (std::size_t p = 0; p < optimizer->parameters(); ++p) {
+        const Precision precision = optimizer->parameter_set()[p].precision;
+        for (std::size_t e = 0; e < optimizer->piece(p).elements; ++e)
+          hash = mix64(hash, bits_of(load_element(optimizer->weights(p), precision, e)));
+      }
+    return hash;
+  }
+
+  RunOptions options;
+  Topology topology;
+  std::unique_ptr<Device> device;
+  std::vector<std::unique_ptr<ShardedAdam>> optimizers;
+  std::unique_ptr<Coordinator> coordinator;
+};
+
+void check_same_everywhere(const Outcome& outcome)
+{
+  CHECK(agreed(outcome.step));
+  CHECK(agreed(outcome.attempt));
+  CHECK(agreed(static_cast<std::uint64_t>(outcome.verdict.reason)));
+  CHECK(agreed(std::bit_cast<std::uint64_t>(outcome.grad_norm)));
+  CHECK(agreed(std::bit_cast<std::uint64_t>(outcome.clip)));
+  CHECK(agreed(std::bit_cast<std::uint64_t>(outcome.loss)));
+  CHECK(agreed(outcome.offender.element));
+  CHECK(agreed(outcome.offender.rank));
+  CHECK(agreed(outcome.message));
+}
+
+std::string on_rank(const std::string& kind, int rank, const std::string& rest)
+{
+  return kind + ":rank=" + std::to_string(rank) + "," + rest;
+}
+
+}  // namespace
+
+TEST_CASE("same bits for any shard plan, path, device and update mode")
+{
+  for (int m : degrees()) {
+    RunOptions base;
+    base.model_parallel = m;
+    base.micro_batches = 2;
+    base.max_norm = 0.5;
+    base.ema = true;
+    std::map<std::string, RunOptions> variants;
+    variants["plain"] = base;
+    auto vary = [&](const std::string& name) -> RunOptions& { return variants[name] = base; };
+    vary("messages").shared_memory = false;
+    vary("two a domain").domain_size = 2;
+    vary("in place").update = UpdateMode::in_place;
+    vary("portable kernels").portable = true;
+    std::vector<double> uneven(static_cast<std::size_t>(world_size()), 1.0);
+    for (std::size_t r = 0; r < uneven.size(); ++r) uneven[r] = static_cast<double>(r % 3) + 0.5;
+    vary("uneven").weights = uneven;
+    std::vector<double> one(uneven.size(), 0.0);  // the first data-parallel rank of each slot owns everything
+    for (int r = 0; r < m; ++r) one[static_cast<std::size_t>(r)] = 1;
+    vary("one owner").weights = one;
+    RunOptions& all = vary("one owner, messages, in place");
+    all.weights = one;
+    all.shared_memory = false;
+    all.update = UpdateMode::in_place;
+
+    std::optional<std::uint64_t> expected, expected_norm;
+    for (const auto& [name, options] : variants) {
+      INFO(name << ", model-parallel " << m);
+      Run run(options);
+      Outcome outcome;
+      for (int i = 0; i < 4; ++i) {
+        outcome = run.attempt();
+        CHECK(outcome.committed());
+        check_same_everywhere(outcome);
+      }
+      CHECK(outcome.clip < 1);
+      const std::uint64_t digest = run.digest();
+      if (!expected) expected = digest;
+      CHECK(digest == *expected);
+      const auto norm = std::bit_cast<std::uint64_t>(outcome.grad_norm);
+      if (!expected_norm) expected_norm = norm;
+      CHECK(norm == *expected_norm);
+    }
+  }
+}
+
+TEST_CASE("one micro-batch in its own precision or over an fp32 wire: the same bits")
+{
+  for (int m : degrees()) {
+    RunOptions options;
+    options.model_parallel = m;
+    Run narrow(options);
+    options.fp32_wire = true;
+    Run wide(options);
+    for (int i = 0; i < 3; ++i) {
+      CHECK(narrow.attempt().committed());
+      CHECK(wide.attempt().committed());
+    }
+    CHECK(narrow.digest() == wide.digest());
+  }
+}
+
+TEST_CASE("reduce_scatter commits and every replica holds the owners' weights")
+{
+  for (int m : degrees()) {
+    RunOptions options;
+    options.model_parallel = m;
+    options.reduce_scatter = true;
+    Run run(options);
+    for (int i = 0; i < 3; ++i) check_same_everywhere(run.attempt());
+    CHECK(run.coordinator->control().step == 3);
+    // Ranks of one slot hold equal weights.
+    std::uint64_t range[2] = {run.weights_hash(), ~run.weights_hash()};
+    PMPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_UINT64_T, MPI_MIN, run.topology.data_axis());
+    CHECK(range[0] == ~range[1]);
+  }
+}
+
+TEST_CASE("the norm is the serial one, and the clipped norm is at most max_norm")
+{
+  RunOptions options;
+  options.max_norm = 0.25;
+  Run run(options);
+  const Outcome outcome = run.attempt();
+  // Sum over data ranks, in rank order, of the same numbers; 2 x the exact integers in units of 1/256.
+  double sum_of_squares = 0;
+  const ParameterSet set = parameter_set();
+  for (std::size_t p = 0; p < set.size(); ++p) {
+    std::size_t elements = 1;
+    for (std::size_t extent : set[p].shape) elements *= extent;
+    for (std::size_t e = 0; e < elements; ++e) {
+      float sum = 0;
+      for (int d = 0; d < world_size(); ++d) {
+        const std::uint64_t who = p == 3 ? static_cast<std::uint64_t>(d) + 100 : static_cast<std::uint64_t>(d);
+        sum += number(mix64(mix64(0, who), mix64(0, p)), e);
+      }
+      sum_of_squares += static_cast<double>(sum) * static_cast<double>(sum);
+    }
+  }
+  CHECK(outcome.grad_norm == std::sqrt(sum_of_squares));
+  CHECK(outcome.grad_norm * outcome.clip <= 0.25);
+  CHECK(outcome.grad_norm * outcome.clip > 0.2499);
+  CHECK(outcome.loss == 0.5);
+  CHECK(outcome.samples == 24);
+}
+
+TEST_CASE("a nonfinite gradient on any rank, micro-batch and optimizer: all skip, nothing moves, the window returns")
+{
+  for (int m : degrees())
+    for (int rank = 0; rank < world_size(); ++rank)
+      for (bool scaler : {false, true})
+        for (const char* value : {"inf", "-inf", "nan"}) {
+          RunOptions options;
+          options.model_parallel = m;
+          options.scaler = scaler;
+          options.optimizers = 2;
+          options.micro_batches = rank % 2 ? 1 : 3;
+          options.max_norm = 0.5;  // clipping must not repair it
+          const std::uint32_t micro = options.micro_batches - 1;
+          options.faults = {on_rank("nonfinite", rank,
+                                    "attempt=2,param=*,element=4099,optimizer=1,micro=" +
+                                        std::to_string(micro) + ",value=" + value)};
+          Run run(options);
+          Run clean([&] {
+            RunOptions o = options;
+            o.faults.clear();
+            return o;
+          }());
+          CHECK(run.attempt().committed());
+          const std::uint64_t before = run.digest(), weights = run.weights_hash();
+          const ControlState control = run.coordinator->control();
+          const std::uint64_t calls = collective_calls;
+          const Outcome outcome = run.attempt();
+          CHECK(agreed(collective_calls - calls));
+          CHECK(outcome.verdict.kind == VerdictKind::skip);
+          CHECK(outcome.verdict.reason == Reason::gradient);
+          CHECK(std::isnan(outcome.grad_norm));
+          CHECK(outcome.offender.stage == static_cast<std::uint32_t>(Stage::micro_batch));
+          CHECK(outcome.offender.rank == static_cast<std::uint32_t>(rank));
+          CHECK(outcome.offender.participant == 1);
+          CHECK(outcome.offender.parameter == 0);
+          CHECK(outcome.offender.micro == micro);
+          check_same_everywhere(outcome);
+          CHECK(run.digest() == before);
+          CHECK(run.weights_hash() == weights);
+          const ControlState& after = run.coordinator->control();
+          CHECK(after.step == control.step);
+          CHECK(after.clocks == control.clocks);
+          CHECK(after.loss_scale == (scaler ? control.loss_scale / 2 : control.loss_scale));
+          const Outcome replay = run.attempt();
+          CHECK(replay.committed());
+          CHECK(replay.window == outcome.window);
+          for (int i = 0; i < 2; ++i) clean.attempt();
+          if (!scaler) CHECK(run.digest() == clean.digest());
+        }
+}
+
+TEST_CASE("dropped windows are listed and never come back")
+{
+  RunOptions options;
+  options.samples = SamplePolicy::drop;
+  options.faults = {on_rank("nonfinite", world_size() - 1, "step=1,value=nan")};
+  options.scaler = false;
+  Run run(options);
+  CHECK(run.attempt().committed());
+  const Outcome skipped = run.attempt();
+  CHECK(skipped.verdict.reason == Reason::gradient);
+  const Outcome next = run.attempt();
+  CHECK(next.window.begin == skipped.window.end);
+  CHECK(run.coordinator->control().ledger.dropped == std::vector<Interval>{{24, 72}});
+}
+
+TEST_CASE("a window that stays bad halts the run on all ranks after repeat_limit attempts")
+{
+  RunOptions options;
+  options.faults = {on_rank("nonfinite", world_size() - 1, "step=1,value=inf")};
+  Run run(options);
+  CHECK(run.attempt().committed());
+  const std::uint64_t before = run.digest();
+  CHECK(run.attempt().verdict.kind == VerdictKind::skip);
+  CHECK(run.attempt().verdict.kind == VerdictKind::skip);
+  std::string message;
+  try {
+    run.attempt();
+  } catch (const Halt& halt) {
+    message = halt.what();
+    CHECK(halt.outcome.verdict.reason == Reason::repeat_limit);
+  }
+  CHECK(message.find("repeat_limit") != std::string::npos);
+  CHECK(agreed(message));
+  CHECK(run.digest() == before);
+  CHECK_THROWS_AS(run.coordinator->open_window(), InvalidArgument);
+  CHECK_THROWS_AS(run.coordinator->boundary(), InvalidArgument);
+}
+
+TEST_CASE("an exception on one rank in any phase ends on all ranks with the same typed error")
+{
+  for (int m : degrees())
+    for (UpdateMode mode : {UpdateMode::staged, UpdateMode::in_place})
+      for (bool shared : {true, false})
+        for (const char* phase : {"window", "exchange", "ballot", "stage", "gather", "confirm"})
+          for (int rank : {0, world_size() - 1}) {
+            INFO(phase << " on rank " << rank << ", model-parallel " << m);
+            RunOptions options;
+            options.model_parallel = m;
+            options.update = mode;
+            options.shared_memory = shared;
+            options.faults = {on_rank("throw", rank, std::string("step=1,phase=") + phase)};
+            Run run(options);
+            CHECK(run.attempt().committed());
+            const std::uint64_t before = run.digest();
+            const std::uint64_t calls = collective_calls;
+            std::string message;
+            Reason reason = Reason::none;
+            try {
+              run.attempt();
+            } catch (const Halt& halt) {
+              message = halt.what();
+              reason = halt.outcome.verdict.reason;
+              CHECK(halt.outcome.failure.rank == static_cast<std::uint32_t>(rank));
+            }
+            CHECK(agreed(collective_calls - calls));
+            CHECK(message.find(phase) != std::string::npos);
+            CHECK(message.find("planned exception") != std::string::npos);
+            CHECK(agreed(message));
+            const std::string name = phase;
+            const bool early = name == "window" || name == "exchange" || name == "ballot";
+            CHECK(reason == (early                         ? Reason::window_failed
+                             : mode == UpdateMode::staged ? Reason::update_failed
+                                                            : Reason::partial_update));
+            if (early || mode == UpdateMode::staged) CHECK(run.digest() == before);
+          }
+}
+
+TEST_CASE("a failure in the caller's own code is a flag, not a lone throw")
+{
+  Run run({});
+  Window window = run.coordinator->open_window();
+  const int last = world_size() - 1;
+  if (run.topology.rank() == last) window.fail(42, "sensor 7 is gone");
+  std::string message;
+  try {
+    run.coordinator->step(window);
+  } catch (const Halt& halt) {
+    message = halt.what();
+    CHECK(halt.outcome.failure.code == 42);
+    CHECK(halt.outcome.failure.rank == static_cast<std::uint32_t>(last));
+    CHECK(halt.outcome.verdict.reason == Reason::window_failed);
+  }
+  CHECK(message.find("sensor 7 is gone") != std::string::npos);
+  CHECK(agreed(message));
+}
+
+TEST_CASE("a loss scale that drifts on one rank halts all, naming field and rank")
+{
+  if (world_size() == 1) return;  // nobody to disagree with
+  for (int rank = 0; rank < world_size(); ++rank) {
+    RunOptions options;
+    options.scaler = true;
+    options.faults = {on_rank("scale", rank, "step=1,factor=2")};
+    Run run(options);
+    CHECK(run.attempt().committed());
+    std::string message;
+    try {
+      run.attempt();
+    } catch (const Halt& halt) {
+      message = halt.what();
+      CHECK(halt.outcome.verdict.reason == Reason::control_mismatch);
+      CHECK(halt.outcome.verdict.field == AgreedField::loss_scale);
+      if (world_size() > 2) CHECK(halt.outcome.verdict.rank == static_cast<std::uint32_t>(rank));
+    }
+    CHECK(message.find("loss_scale") != std::string::npos);
+    CHECK(agreed(message));
+  }
+}
+
+TEST_CASE("a nonfinite loss alone skips without back-off")
+{
+  RunOptions options;
+  options.scaler = true;
+  options.faults = {on_rank("loss", world_size() - 1, "attempt=1,value=nan")};
+  Run run(options);
+  const std::uint64_t before = run.digest();
+  const Outcome outcome = run.attempt();
+  CHECK(outcome.verdict.kind == VerdictKind::skip);
+  CHECK(outcome.verdict.reason == Reason::loss);
+  CHECK(outcome.ranks_with_nonfinite_loss == 1);
+  CHECK(std::isnan(outcome.loss));
+  CHECK(run.coordinator->control().loss_scale == 4);
+  CHECK(run.digest() == before);
+  check_same_everywhere(outcome);
+}
+
+TEST_CASE("a finite gradient whose update overflows is caught before anything moves")
+{
+  for (int rank = 0; rank < world_size(); ++rank) {
+    RunOptions options;
+    options.faults = {on_rank("update", rank, "attempt=2")};
+    Run run(options);
+    CHECK(run.attempt().committed());
+    const std::uint64_t before = run.digest(), weights = run.weights_hash();
+    const Outcome outcome = run.attempt();
+    const bool owns = !run.optimizers[0]->plan().shard(rank).empty();
+    CHECK(outcome.committed() == !owns);
+    if (owns) {
+      CHECK(outcome.verdict.reason == Reason::update);
+      CHECK(outcome.offender.stage == static_cast<std::uint32_t>(Stage::update));
+      CHECK(outcome.offender.rank == static_cast<std::uint32_t>(rank));
+      CHECK(run.digest() == before);
+      CHECK(run.weights_hash() == weights);
+    }
+    check_same_everywhere(outcome);
+  }
+}
+
+TEST_CASE("in place, a nonfinite update is a partial update: all halt")
+{
+  RunOptions options;
+  options.update = UpdateMode::in_place;
+  options.faults = {on_rank("update", 0, "attempt=1")};
+  Run run(options);
+  std::string message;
+  try {
+    run.attempt();
+  } catch (const Halt& halt) {
+    message = halt.what();
+    CHECK(halt.outcome.verdict.reason == Reason::partial_update);
+  }
+  CHECK(message.find("partial_update") != std::string::npos);
+  CHECK(agreed(message));
+}
+
+TEST_CASE("gradients that are absent: zero where some rank has one, untouched where none has")
+{
+  for (int m : degrees()) {
+    RunOptions options;
+    options.model_parallel = m;
+    Run run(options);
+    ShardedAdam& adam = *run.optimizers[0];
+    CHECK(run.attempt().committed());  // stale gradients are in the buffers now
+    Window window = run.coordinator->open_window();
+    if (run.topology.data_rank() == 0) {
+      run.fill(adam, window, 0);
+      adam.set_absent(1);
+      window.add_micro_batch(12, 12);
+    } else if (run.topology.data_rank() == 1) {
+      run.fill(adam, window, 0);
+      for (std::size_t p : {0, 1, 3}) adam.set_absent(p);
+      window.add_micro_batch(12, 12);
+    }  // the others have no micro-batch at all
+    const std::vector<ParameterClock> before = run.coordinator->control().clocks;
+    const Outcome outcome = run.coordinator->step(window);
+    CHECK(outcome.committed());
+    CHECK(outcome.loss == 1);
+    CHECK(outcome.samples == (run.topology.data_parallel() > 1 ? 24u : 12u));
+    const std::vector<ParameterClock>& after = run.coordinator->control().clocks;
+    CHECK(after[0].steps == 2);
+    CHECK(after[1] == before[1]);
+    CHECK(after[2].steps == 2);
+    check_same_everywhere(outcome);
+  }
+}
+
+TEST_CASE("uneven sample counts give the exact weighted mean")
+{
+  // Data rank d contributes d + 1 samples of gradient d + 1 each: mean = sum (d+1)^2 / sum (d+1).
+  RunOptions options;
+  Run run(options);
+  ShardedAdam& adam = *run.optimizers[0];
+  Window window = run.coordinator->open_window();
+  const auto n = static_cast<float>(run.topology.data_rank() + 1);
+  for (std::size_t p = 0; p < adam.parameters(); ++p)
+    for (std::size_t e = 0; e < adam.piece(p).elements; ++e)
+      store_element(adam.gradient(p), adam.parameter_set()[p].precision, e,
+                    p == 3 && e == 0 ? n * n * static_cast<float>(window.gradient_scale()) * 24 : 0.0f);
+  window.add_micro_batch(n, static_cast<std::uint64_t>(n));
+  const Outcome outcome = run.coordinator->step(window);
+  double squares = 0, sum = 0;
+  for (int d = 1; d <= world_size(); ++d) {
+    squares += d * d;
+    sum += d;
+  }
+  CHECK(outcome.samples == static_cast<std::uint64_t>(sum));
+  CHECK(std::abs(outcome.grad_norm - squares * 24 / sum) <= 1e-12 * outcome.grad_norm);
+}
+
+TEST_CASE("a stop request of one rank is known to all at the same boundary")
+{
+  Run run({});
+  Window window = run.coordinator->open_window();
+  if (run.topology.rank() == world_size() - 1) window.request_stop();
+  const Outcome outcome = run.coordinator->step(window);
+  CHECK(outcome.stop_requested);
+  CHECK_FALSE(run.attempt().stop_requested);
+}
+
+TEST_CASE("a committed boundary is refused inside a window")
+{
+  Run run({});
+  CHECK(run.coordinator->boundary().control().step == 0);
+  Window window = run.coordinator->open_window();
+  CHECK_THROWS_AS(run.coordinator->boundary(), InvalidArgument);
+  CHECK_THROWS_AS(run.coordinator->open_window(), InvalidArgument);
+  run.coordinator->step(window);
+  CHECK(run.coordinator->boundary().control().step == 1);
+}
+
+TEST_CASE("ranks whose configuration differs halt together at the first vote")
+{
+  if (world_size() == 1) return;
+  Topology topology(MPI_COMM_WORLD);
+  auto device = make_host_device();
+  AdamOptions options;
+  if (topology.rank() == world_size() - 1) options.learning_rate = 2e-3;
+  ShardedAdam adam(topology, *device, parameter_set(), options);
+  Coordinator coordinator(topology, {&adam}, {});
+  Window window = coordinator.open_window();
+  std::string message;
+  try {
+    coordinator.step(window);
+  } catch (const Halt& halt) {
+    message = halt.what();
+    CHECK(halt.outcome.verdict.field == AgreedField::configuration);
+    CHECK(halt.outcome.verdict.rank == static_cast<std::uint32_t>(world_size() - 1));
+  }
+  CHECK(message.find("configuration") != std::string::npos);
+  CHECK(agreed(message));
+  coordinator.close();
+  adam.close_buffers();
+  topology.close();
+}
+
+// --- a foreign optimizer as a participant ------------------------------------------------------
+
+namespace {
+
+/// Plain SGD of a code of its own, replicated over all ranks: it takes only the decision from tutti.
+class ForeignSgd final : public Participant {
+ public:
+  explicit ForeignSgd(MPI_Comm communicator) : communicator_(communicator) {}
+  std::vector<double> values = std::vector<double>(100, 1.0), gradient = std::vector<double>(100, 0.0);
+
+  const std::string& name() const override { return name_; }
+  std::size_t parameters() const override { return 1; }
+  std::string parameter_name(std::size_t) const override { return "field"; }
+  Policy::Betas betas(std::size_t) const override { return {0, 0}; }
+  std::uint64_t configuration_hash() const override { return hash_of("sgd 0.1"); }
+  std::uint64_t plan_hash() const override { return 0; }
+  void open() override {}
+  void accumulate(std::uint32_t) override { has_ = true; }
+  void close() override {}
+  void exchange() override
+  {
+    sum_ = gradient;
+    MPI_Allreduce(MPI_IN_PLACE, sum_.data(), 100, MPI_DOUBLE, MPI_SUM, communicator_);
+  }
+  void inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient) override
+  {
+    has_gradient[0] = has_;
+    int rank = 0;
+    MPI_Comm_rank(communicator_, &rank);
+    for (std::size_t i = 0; i < sum_.size(); ++i) {
+      if (std::isfinite(sum_[i])) {
+        if (rank == 0) ballot.sum_of_squares.add(sum_[i] * sum_[i]);
+        continue;
+      }
+      ++ballot.nonfinite;
+      Offender offender;
+      offender.stage = static_cast<std::uint32_t>(Stage::exchange);
+      offender.parameter = 0;
+      offender.element = i;
+      offender.rank = static_cast<std::uint32_t>(rank);
+      ballot.offender = std::min(ballot.offender, offender);
+    }
+  }
+  void stage(const Update& update) override
+  {
+    staged_ = values;
+    for (std::size_t i = 0; i < values.size(); ++i) staged_[i] -= 0.1 * update.grad_factor * sum_[i];
+  }
+  void gather() override {}
+  void confirm(Confirm& confirm) override
+  {
+    for (double value : staged_) confirm.nonfinite += !std::isfinite(value);
+  }
+  void publish() noexcept override { values.swap(staged_); }
+  void discard() noexcept override {}
+  StateView state() override { return {}; }
+  void restored() override {}
+
+ private:
+  MPI_Comm communicator_;
+  std::string name_ = "foreign";
+  std::vector<double> sum_, staged_;
+  bool has_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a foreign optimizer beside ShardedAdam shares one outcome with it")
+{
+  Topology topology(MPI_COMM_WORLD);
+  auto device = make_host_device();
+  ShardedAdam adam(topology, *device, parameter_set(), {});
+  adam.initialize([&](std::size_t p) {
+    std::size_t elements = 1;
+    for (std::size_t extent : adam.parameter_set()[p].shape) elements *= extent;
+    return std::vector<float>(elements, 0.5f);
+  });
+  ForeignSgd sgd(topology.world());
+  CoordinatorOptions options;
+  options.window_samples = static_cast<std::uint64_t>(world_size());
+  Coordinator coordinator(topology, {&adam, &sgd}, options);
+  Participant* const adam_only[] = {&adam};
+
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const bool bad = attempt == 1;
+    Window window = coordinator.open_window();
+    for (std::size_t p = 0; p < adam.parameters(); ++p)
+      for (std::size_t e = 0; e < adam.piece(p).elements; ++e)
+        store_element(adam.gradient(p), adam.parameter_set()[p].precision, e, 0.25f);
+    std::fill(sgd.gradient.begin(), sgd.gradient.end(), 1.0 / world_size());
+    if (bad && topology.rank() == world_size() - 1) sgd.gradient[17] = std::nan("");
+    window.add_micro_batch(1, 1);
+    const std::uint64_t before = state_digest(adam_only, topology.world());
+    const std::vector<double> values = sgd.values;
+    const Outcome outcome = coordinator.step(window);
+    CHECK(outcome.committed() == !bad);
+    CHECK((state_digest(adam_only, topology.world()) == before) == bad);
+    CHECK((sgd.values == values) == bad);
+    if (bad) {
+      CHECK(outcome.offender.participant == 1);
+      CHECK(outcome.offender.element == 17);
+    }
+    check_same_everywhere(outcome);
+  }
+  CHECK(std::abs(sgd.values[0] - 0.8) < 1e-12);
+  coordinator.close();
+  adam.close_buffers();
+  topology.close();
+}
