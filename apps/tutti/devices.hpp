@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Which device a rank works on, and how fast it is: rank weights measured at start by a short Adam run on every
 // rank's own device, all at once.
+#pragma once
 
 #include <mpi.h>
 

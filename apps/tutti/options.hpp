@@ -37,8 +37,8 @@ struct Option {
   double minimum = -std::numeric_limits<double>::infinity();
   double maximum = std::numeric_limits<double>::infinity();
   bool open_range = false;           ///< the bounds themselves are refused
-  std::vector<std::string> choices;  ///< of a string; empty: free text
-  std::function<void(const std::string&)> check;  ///< of a string; throws ConfigError
+  std::vector<std::string> choices = {};  ///< of a string; empty: free text
+  std::function<void(const std::string&)> check = {};  ///< of a string; throws ConfigError
   Source source = Source::default_value;
 };
 

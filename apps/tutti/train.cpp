@@ -190,9 +190,7 @@ void Trainer::build()
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()}, coordinator);
   });
   collectively(world_, [&] {
-    // A window that is due for replay may be from before a resume, of another batch size.
-    std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
-    most = std::max<std::uint64_t>(most, 2 * config_.batch);
+    const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
     batch_.labels.reserve(most);
     mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most);

@@ -33,7 +33,7 @@ struct TrainConfig {
   std::uint64_t schedule_steps = 0, warmup = 0;
   double final_factor = 0;
   // Loss scaling and policy.
-  double init_scale = 16777216, growth = 2, backoff = 0.5, min_scale = 0, max_scale = 0;
+  double init_scale = 2097152, growth = 2, backoff = 0.5, min_scale = 0, max_scale = 0;
   std::uint64_t growth_interval = 2000, hysteresis = 1, max_consecutive_skips = 50, repeat_limit = 3;
   std::string samples = "replay";
   // Checkpoints.
