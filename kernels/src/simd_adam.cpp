@@ -51,18 +51,20 @@ HWY_NOINLINE void see_vector(LaneAdam& seen, const Updated& x, const AdamScalars
   }
 }
 
-/// Model values of one vector; `stream` only where the destination is aligned to whole vectors.
-template <Precision precision, bool stream>
-HWY_INLINE void store_weights(Floats x, Stored<precision>* to)
+/// Elements whose results are held back when streaming, so that every non-temporal store belongs to
+/// a run that fills whole cache lines: interleaved stores to five arrays would leave the
+/// processor's write-combining buffers half full. 32 is one line of 16-bit weights.
+inline constexpr std::size_t tile_elements = 32;
+
+/// Sends `bytes` (whole 64-byte lines, both sides aligned) past the cache.
+template <std::size_t bytes>
+HWY_INLINE void stream_lines(const void* from, void* to)
 {
-  if constexpr (!stream)
-    store<precision>(x, to);
-  else if constexpr (precision == Precision::fp16)
-    hn::Stream(half_bits_from_float(x), U16(), to);
-  else if constexpr (precision == Precision::bf16)
-    hn::Stream(bfloat16_bits_from_float(x), U16(), to);
-  else
-    hn::Stream(x, F32(), to);
+  const hn::ScalableTag<std::uint32_t> d;
+  constexpr std::size_t step = hn::MaxLanes(d);
+  const auto* in = static_cast<const std::uint32_t*>(from);
+  auto* out = static_cast<std::uint32_t*>(to);
+  for (std::size_t i = 0; i < bytes / 4; i += step) hn::Stream(hn::Load(d, in + i), d, out + i);
 }
 
 template <Precision precision, bool with_ema, bool stream>
@@ -95,6 +97,10 @@ LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars
   const auto largest_weight = hn::Set(di, overflow_bits<precision> - 1);
   const bool coupled = s.l2 != 0;
 
+  alignas(64) float tile_master[tile_elements], tile_exp_avg[tile_elements];
+  alignas(64) float tile_exp_avg_sq[tile_elements], tile_ema[tile_elements];
+  alignas(64) T tile_weights[tile_elements];
+
   LaneAdam seen;
   for (std::size_t i = 0; i < block_elements; i += vector_lanes) {
     Updated x;
@@ -113,11 +119,28 @@ LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars
     else
       x.ema = hn::Zero(df);
 
-    store_aligned<stream>(x.master, new_master + i);
-    store_aligned<stream>(x.exp_avg, new_exp_avg + i);
-    store_aligned<stream>(x.exp_avg_sq, new_exp_avg_sq + i);
-    if constexpr (with_ema) store_aligned<stream>(x.ema, new_ema + i);
-    store_weights<precision, stream>(x.master, weights + i);
+    if constexpr (stream) {
+      const std::size_t k = i % tile_elements;
+      hn::Store(x.master, df, tile_master + k);
+      hn::Store(x.exp_avg, df, tile_exp_avg + k);
+      hn::Store(x.exp_avg_sq, df, tile_exp_avg_sq + k);
+      if constexpr (with_ema) hn::Store(x.ema, df, tile_ema + k);
+      store<precision>(x.master, tile_weights + k);
+      if (k + vector_lanes == tile_elements) {
+        const std::size_t first = i + vector_lanes - tile_elements;
+        stream_lines<sizeof tile_master>(tile_master, new_master + first);
+        stream_lines<sizeof tile_exp_avg>(tile_exp_avg, new_exp_avg + first);
+        stream_lines<sizeof tile_exp_avg_sq>(tile_exp_avg_sq, new_exp_avg_sq + first);
+        if constexpr (with_ema) stream_lines<sizeof tile_ema>(tile_ema, new_ema + first);
+        stream_lines<sizeof tile_weights>(tile_weights, weights + first);
+      }
+    } else {
+      hn::Store(x.master, df, new_master + i);
+      hn::Store(x.exp_avg, df, new_exp_avg + i);
+      hn::Store(x.exp_avg_sq, df, new_exp_avg_sq + i);
+      if constexpr (with_ema) hn::Store(x.ema, df, new_ema + i);
+      store<precision>(x.master, weights + i);
+    }
 
     // A nonfinite gradient makes exp_avg_sq nonfinite, a nonfinite exp_avg does so to master, and a
     // nonfinite master to the weights: looking at exp_avg_sq, weights and ema misses nothing.

@@ -115,6 +115,11 @@ Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> par
   if (options_.window_samples == 0 || options_.micro_batches == 0)
     throw InvalidArgument(
         "a window needs samples and micro-batches (one of them is 0); give at least 1");
+  agreed_configuration_ = mix64(policy.hash(), options_.configuration_hash);
+  for (const Participant* participant : participants_) {
+    agreed_configuration_ = mix64(agreed_configuration_, participant->configuration_hash());
+    agreed_plan_ = mix64(agreed_plan_, participant->plan_hash());
+  }
   has_gradient_.resize(policy.betas.size());
   control_ = initial_state(policy, options_.epoch_samples);
   transport_ = make_mpi_transport(topology.world(), has_gradient_.size());
@@ -262,7 +267,8 @@ class Coordinator::Attempt {
 
   void vote()
   {
-    locally(Phase::ballot, [&] { fill_agreement_and_loss(); });
+    locally(Phase::ballot, [] {});
+    fill_agreement_and_loss();
     ballot_.failure = failure_;
     c_.transport_->combine(ballot_, c_.has_gradient_);
     machine_.voted(ballot_);
@@ -398,18 +404,13 @@ class Coordinator::Attempt {
     ballot_.sum_of_squares.normalize();
   }
 
-  void fill_agreement_and_loss()
+  /// Not guarded: it only reads integers, and a rank that failed must still agree on all the rest.
+  void fill_agreement_and_loss() noexcept
   {
     const auto rank = static_cast<std::uint32_t>(c_.topology_.rank());
     ControlState& control = c_.control_;
     for (const Fault* fault : scale_faults_) control.loss_scale *= fault->factor;
 
-    std::uint64_t configuration = mix64(policy_.hash(), c_.options_.configuration_hash);
-    std::uint64_t plan = 0;
-    for (const Participant* participant : c_.participants_) {
-      configuration = mix64(configuration, participant->configuration_hash());
-      plan = mix64(plan, participant->plan_hash());
-    }
     const auto agree = [&](AgreedField field, std::uint64_t value) {
       ballot_.agreed[static_cast<std::size_t>(field)] = Agreement(value, rank);
     };
@@ -418,8 +419,8 @@ class Coordinator::Attempt {
     agree(AgreedField::loss_scale, std::bit_cast<std::uint64_t>(control.loss_scale));
     agree(AgreedField::learning_rate,
           std::bit_cast<std::uint64_t>(policy_.schedule.factor(control.step)));
-    agree(AgreedField::configuration, configuration);
-    agree(AgreedField::shard_plan, plan);
+    agree(AgreedField::configuration, c_.agreed_configuration_);
+    agree(AgreedField::shard_plan, c_.agreed_plan_);
     agree(AgreedField::control_state, control.digest());
     ballot_.participants = c_.participants_.size();
     ballot_.stop_requests = window_.stop_ ? 1 : 0;

@@ -5,7 +5,9 @@
 #include "tutti/step_machine.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
+#include <optional>
 
 #include "catch.hpp"
 

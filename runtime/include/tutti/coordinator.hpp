@@ -106,12 +106,12 @@ class CommittedBoundary {
 };
 
 struct CoordinatorOptions {
-  Policy policy;                     ///< participants and betas are filled in
+  Policy policy{};                   ///< participants and betas are filled in
   std::uint64_t window_samples = 1;  ///< B, nominal samples of a window over all ranks
   std::uint32_t micro_batches = 1;   ///< W
   std::uint64_t epoch_samples = 0;
   std::uint64_t configuration_hash = 0;  ///< of the caller's own keys that must agree
-  FaultPlan faults;
+  FaultPlan faults{};
 };
 
 /// Times of the phases of the last step on this rank, seconds.
@@ -163,6 +163,7 @@ class Coordinator {
   ControlState control_;
   std::unique_ptr<Transport> transport_;
   std::vector<std::uint8_t> has_gradient_;
+  std::uint64_t agreed_configuration_ = 0, agreed_plan_ = 0;  ///< what the ballots carry of them
   bool window_open_ = false, halted_ = false, broken_ = false;
   PhaseTimes times_;
 };
