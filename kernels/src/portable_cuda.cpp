@@ -5,7 +5,6 @@
 
 #if !defined(KOKKOS_ENABLE_CUDA)
 #error "this Kokkos has no CUDA; use a CUDA build of it or TUTTI_ENABLE_CUDA=OFF"
-    "portable_cuda.cpp needs a Kokkos with CUDA (TUTTI_ENABLE_CUDA is on, Kokkos_ENABLE_CUDA is not)"
 #endif
 
 namespace tutti {
