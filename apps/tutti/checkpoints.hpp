@@ -1,27 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// What the trainer wants of checkpoints, in its own words: where one lies, how its run was configured, save, restore.
-// The format and the way to disk are in io/.
+// What the trainer must know of a checkpoint before it can build what the checkpoint is restored into: where it lies
+// and how its run was configured. Saving and restoring are in io/.
 #pragma once
 
 #include <mpi.h>
 
 #include <string>
-
-#include "tutti/coordinator.hpp"
+#include <vector>
 
 namespace tutti::apps {
 
-/// The checkpoint that `resume` ("latest" in `folder`, or a file) means. Throws ConfigError if there is none. Rank 0
-/// calls it.
-std::string find_checkpoint(const std::string& resume, const std::string& folder);
+struct FoundCheckpoint {
+  std::string path;
+  std::string configuration;         ///< JSON text, as it was saved
+  std::vector<std::string> refused;  ///< a line for each newer file that was passed over
+};
 
-/// Collective over `world`: the configuration text that the checkpoint holds; equal on all ranks.
-std::string checkpoint_configuration(const std::string& path, MPI_Comm world);
-
-/// Collective over the boundary's ranks: writes folder/step-NNNNNN.h5 and returns its path.
-std::string save(const CommittedBoundary& boundary, const std::string& folder, const std::string& configuration);
-
-/// Collective: fills the participants' arrays and continues the coordinator from the checkpoint.
-void restore(const std::string& path, Coordinator& coordinator);
+/// Collective over `world`, equal on all ranks: the checkpoint that `resume` ("latest" in `folder`, or a file) means.
+/// Throws Refusal on all ranks when there is none, or when it cannot be read.
+FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder, MPI_Comm world);
 
 }  // namespace tutti::apps

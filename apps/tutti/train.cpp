@@ -22,7 +22,7 @@
 #include "reporter.hpp"
 #include "run_log.hpp"
 #include "sample_order.hpp"
-#include "tutti/digest.hpp"
+#include "tutti/checkpoint.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
 
@@ -66,19 +66,13 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
   });
 }
 
-/// Takes the configuration of the checkpoint that is to be resumed; returns its path, empty without --resume.
-std::string take_checkpoint_configuration(OptionTable& table, const TrainConfig& config, MPI_Comm world)
+/// Takes the configuration of the checkpoint that is to be resumed, if one is.
+FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainConfig& config, MPI_Comm world)
 {
   if (config.resume.empty()) return {};
-  std::string path;
-  collectively(world, [&] {
-    if (rank_in(world) == 0) path = find_checkpoint(config.resume, config.checkpoint_dir);
-  });
-  broadcast(path, world);
-  std::string text;
-  collectively(world, [&] { text = checkpoint_configuration(path, world); });
-  collectively(world, [&] { table.resume_from(text, path); });
-  return path;
+  FoundCheckpoint found = find_checkpoint(config.resume, config.checkpoint_dir, world);
+  collectively(world, [&] { table.resume_from(found.configuration, found.path); });
+  return found;
 }
 
 /// The parts of one run. `close()` ends it on all ranks; without it, what is shared is left to the end of the job.
@@ -103,7 +97,7 @@ class Trainer {
   OptionTable& table_;
   TrainConfig& config_;
   MPI_Comm world_ = MPI_COMM_WORLD;
-  std::string checkpoint_;  ///< resumed from
+  FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
 
   std::unique_ptr<Topology> topology_;
   ImageData data_;
@@ -148,7 +142,7 @@ void Trainer::build()
   const int rank = topology_->rank();
   reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json", config_.progress_every, config_.steps);
   collectively(world_, [&] {
-    log_ = std::make_unique<RunLog>(config_.log, rank, !checkpoint_.empty());
+    log_ = std::make_unique<RunLog>(config_.log, rank, !checkpoint_.path.empty());
     if (!config_.checkpoint_dir.empty() && rank == 0) {
       std::error_code error;
       std::filesystem::create_directories(config_.checkpoint_dir, error);
@@ -199,21 +193,22 @@ void Trainer::build()
 
 void Trainer::start()
 {
-  if (checkpoint_.empty()) {
+  if (checkpoint_.path.empty()) {
     const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
                          *precision_named(config_.precision)};
     collectively(world_, [&] {
       adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
     });
   } else {
-    collectively(world_, [&] { restore(checkpoint_, *coordinator_); });
-    if (coordinator_->control().ledger.epoch_samples != data_.train.count)
-      throw Refusal(ExitCode::usage,
-                    fmt::format("checkpoint {} is of other data (an epoch of {} samples, {} has {}); give the data it was "
-                                "made with", checkpoint_, coordinator_->control().ledger.epoch_samples, config_.data,
-                                data_.train.count));
+    collectively(world_, [&] {
+      Participant* const participants[] = {adam_.get()};
+      RestoreOptions options;
+      options.epoch_samples = data_.train.count;
+      coordinator_->resume(restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
+    });
+    for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
     saved_step_ = coordinator_->control().step;
-    reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_, coordinator_->control().step));
+    reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
   }
   double largest = static_cast<double>(adam_->allocated_bytes());
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
@@ -335,7 +330,7 @@ void Trainer::save_checkpoint()
   const std::uint64_t step = coordinator_->control().step;
   if (saved_step_ == step) return;
   std::string path;
-  collectively(world_, [&] { path = save(coordinator_->boundary(), config_.checkpoint_dir, configuration_text(table_)); });
+  collectively(world_, [&] { path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, {configuration_text(table_)}).string(); });
   saved_step_ = step;
   reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
 }

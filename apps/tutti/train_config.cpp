@@ -57,7 +57,7 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("precision", c.precision, Role::fixed, {"fp16", "bf16", "fp32"},
          "of working weights, activations and gradients");
   whole("seed", c.seed, Role::fixed, 0, "of the initial weights and the sample order");
-  choice("optimizer", c.optimizer, Role::run, {"adam", "adamw"}, "Adam with coupled or decoupled weight decay");
+  choice("optimizer", c.optimizer, Role::fixed, {"adam", "adamw"}, "Adam with coupled or decoupled weight decay");
   real("lr", c.lr, Role::run, 0, "base learning rate");
   real("beta1", c.beta1, Role::fixed, 0, "decay of exp_avg, below 1", 0.9999999);
   real("beta2", c.beta2, Role::fixed, 0, "decay of exp_avg_sq, below 1", 0.9999999);
