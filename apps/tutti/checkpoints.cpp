@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Finding a checkpoint and reading its configuration on rank 0, for all ranks.
+#include "checkpoints.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "agreement.hpp"
+#include "format.hpp"  // of io: its reader of metadata
+#include "tutti/checkpoint.hpp"
+#include "tutti/error.hpp"
+#include "tutti/mpi_check.hpp"
+#include "tutti/topology.hpp"
+
+namespace tutti::apps {
+
+FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder, MPI_Comm world)
+{
+  FoundCheckpoint found;
+  if (resume == "latest") {
+    Topology topology(world);  // only to ask with: the degrees of the run are not known yet
+    collectively(world, [&] {
+      const auto path = latest_checkpoint(folder, topology, &found.refused);
+      if (!path)
+        throw ConfigError(fmt::format("checkpoint-dir {} holds no complete checkpoint ({}); leave --resume out to start "
+                                      "anew", folder,
+                                      found.refused.empty() ? "no file step-*.h5" : found.refused.front()));
+      found.path = path->string();
+    });
+    topology.close();
+  } else {
+    found.path = resume;
+  }
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");
+  collectively(world, [&] {
+    if (rank != 0) return;
+    if (std::error_code ignored; !std::filesystem::exists(found.path, ignored))
+      throw ConfigError(fmt::format("checkpoint {} cannot be opened (no such file); give an existing file, or latest with "
+                                    "--checkpoint-dir", found.path));
+    found.configuration = detail::read_metadata(found.path).configuration;
+  });
+  for (std::string* text : {&found.path, &found.configuration}) {
+    int length = static_cast<int>(text->size());
+    check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, world), "MPI_Bcast");
+    text->resize(static_cast<std::size_t>(length));
+    check_mpi(MPI_Bcast(text->data(), length, MPI_CHAR, 0, world), "MPI_Bcast");
+  }
+  return found;
+}
+
+}  // namespace tutti::apps

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The command `tutti`: takes the command line apart, and makes one end of whatever happens, on all ranks. MPI is
+// started only for what needs it.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+
+#include "agreement.hpp"
+#include "bench_step.hpp"
+#include "info.hpp"
+#include "train.hpp"
+#include "tutti/error.hpp"
+#include "tutti/tutti.hpp"
+
+namespace {
+
+using namespace tutti;
+using namespace tutti::apps;
+
+using Flags = std::map<std::string, std::vector<std::string>>;
+
+/// This process's rank as its launcher says, before MPI starts; nothing outside a launcher.
+std::optional<int> launched_rank()
+{
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  return std::nullopt;
+}
+
+/// One flag for each option of the table; what is not known comes back as an extra.
+void add_flags(CLI::App& command, const OptionTable& table, Flags& flags)
+{
+  for (const Option& option : table.options()) {
+    const bool repeatable = std::holds_alternative<std::vector<std::string>*>(option.target);
+    CLI::Option* flag = command.add_option("--" + option.name, flags[option.name], option.help)
+                            ->type_name(option.argument)
+                            ->expected(1)
+                            ->allow_extra_args(false);
+    if (repeatable) flag->take_all();
+    else flag->take_last();
+    std::string initial;
+    if (const auto* number = std::get_if<std::uint64_t*>(&option.target)) initial = fmt::format("{}", **number);
+    if (const auto* number = std::get_if<double*>(&option.target)) initial = fmt::format("{:.10g}", **number);
+    if (const auto* text = std::get_if<std::string*>(&option.target)) initial = **text;
+    flag->default_str(initial);
+  }
+  command.allow_extras();
+}
+
+void refuse_extras(const std::vector<std::string>& extras, const OptionTable& table)
+{
+  for (const std::string& extra : extras) {
+    if (extra.rfind("--", 0) == 0) table.at(extra.substr(2, extra.find('=') - 2), "the command line");
+    throw ConfigError(fmt::format("unexpected argument '{}' (options begin with --); see --help", extra));
+  }
+}
+
+const char* environment(const std::string& name) { return std::getenv(name.c_str()); }
+
+/// File, environment, flags: in rising precedence.
+void load(OptionTable& table, const std::string* config_path, const Flags& flags)
+{
+  if (config_path != nullptr) {
+    // Where the file is may itself come from a flag or the environment.
+    std::string path;
+    if (const char* value = environment(table.environment_name("config"))) path = value;
+    if (const auto flag = flags.find("config"); flag != flags.end() && !flag->second.empty()) path = flag->second.back();
+    if (!path.empty()) table.load_file(path);
+    table.load_environment(environment);
+  }
+  for (const auto& [name, values] : flags)
+    if (!values.empty()) table.set_text(name, values, Source::flag, "--" + name);
+}
+
+void speak(const std::string& message) { std::fprintf(stderr, "tutti: %s\n", message.c_str()); }
+
+/// Runs a command that needs MPI. `problem`: a usage error that is already known here. Every end is agreed on, so
+/// that a rank that cannot even read its options ends all.
+int run_on_all_ranks(const std::optional<std::string>& problem, const std::function<ExitCode()>& command)
+{
+  // The arguments are ours: Kokkos would take --device for its own.
+  std::string name = "tutti";
+  char* arguments[] = {name.data(), nullptr};
+  int count = 1;
+  char** values = arguments;
+  Environment started(count, values);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  try {
+    collectively(MPI_COMM_WORLD, [&] {
+      if (problem) throw ConfigError(*problem);
+    });
+    return static_cast<int>(command());
+  } catch (const Refusal& refusal) {
+    if (rank == 0) speak(refusal.what());
+    return static_cast<int>(refusal.code);
+  } catch (const std::exception& error) {
+    // Not agreed on: the others may be in any collective.
+    speak(fmt::format("[rank {}] {}", rank, error.what()));
+    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::error));
+  }
+  return static_cast<int>(ExitCode::error);
+}
+
+}  // namespace
+
+int main(int argc, char** argv)
+{
+  CLI::App app("tutti: one logical update, one outcome on all ranks", "tutti");
+  app.set_version_flag("--version", "tutti " + version());
+  app.require_subcommand(0, 1);
+  app.allow_extras();
+
+  TrainConfig train_config;
+  OptionTable train_table("train");
+  declare(train_table, train_config);
+  BenchConfig bench_config;
+  OptionTable bench_table("bench step");
+  declare(bench_table, bench_config);
+  Flags train_flags, bench_flags;
+  CLI::App* train_command = app.add_subcommand("train", "train the reference classifier on Fashion-MNIST");
+  add_flags(*train_command, train_table, train_flags);
+  train_command->footer("Each option may also stand in the --config file under its name, or in the environment as\n"
+                        "TUTTI_<NAME>; flag > environment > file > default.");
+  CLI::App* info_command = app.add_subcommand("info", "versions, devices and instruction sets");
+  CLI::App* bench_command = app.add_subcommand("bench", "measure");
+  bench_command->require_subcommand(0, 1);
+  bench_command->allow_extras();
+  CLI::App* step_command = bench_command->add_subcommand("step", "the cost of a whole step boundary");
+  add_flags(*step_command, bench_table, bench_flags);
+
+  const bool speaks = launched_rank().value_or(0) == 0;
+  std::optional<std::string> problem;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& answer) {  // --help, --version
+    if (speaks) app.exit(answer);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    problem = fmt::format("the command line cannot be read ({}); see tutti --help", error.what());
+  }
+  try {
+    if (!problem) {
+      if (train_command->parsed()) {
+        refuse_extras(train_command->remaining(), train_table);
+        load(train_table, &train_config.config, train_flags);
+      } else if (step_command->parsed()) {
+        refuse_extras(step_command->remaining(), bench_table);
+        load(bench_table, nullptr, bench_flags);
+      } else if (!info_command->parsed()) {
+        const std::vector<std::string> words = bench_command->parsed() ? bench_command->remaining() : app.remaining();
+        const std::string word = words.empty() ? "" : words.front();
+        const std::string near = nearest(word, bench_command->parsed()
+                                                   ? std::vector<std::string>{"step"}
+                                                   : std::vector<std::string>{"train", "info", "bench"});
+        throw ConfigError(fmt::format(
+            "{} (tutti has train, info and bench step); {}", word.empty() ? "no command is given" : fmt::format("unknown command '{}'", word),
+            near.empty() || word.empty() ? "see tutti --help" : fmt::format("did you mean '{}'?", near)));
+      }
+    }
+  } catch (const ConfigError& error) {
+    problem = error.what();
+  }
+
+  if (info_command->parsed() && !problem) {
+    if (speaks) std::fputs(info().c_str(), stdout);
+    return 0;
+  }
+  if (problem && !launched_rank()) {
+    speak(*problem);
+    return static_cast<int>(ExitCode::usage);
+  }
+  return run_on_all_ranks(problem, [&] {
+    return train_command->parsed() ? train(train_table, train_config) : bench_step(bench_config);
+  });
+}

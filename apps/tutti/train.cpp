@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The run of the reference trainer, top to bottom: options agreed, data, model, optimizer and coordinator built,
+// resumed, then attempt after attempt until the last step. What a step does is in the coordinator, what the model
+// computes in mlp.cpp.
+#include "train.hpp"
+
+#include <cblas.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "checkpoints.hpp"
+#include "devices.hpp"
+#include "idx_images.hpp"
+#include "mlp.hpp"
+#include "reporter.hpp"
+#include "run_log.hpp"
+#include "sample_order.hpp"
+#include "tutti/checkpoint.hpp"
+#include "tutti/mpi_check.hpp"
+#include "tutti/tutti.hpp"
+
+namespace tutti::apps {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::steady_clock;
+
+constexpr std::size_t evaluation_batch = 500;
+
+int rank_in(MPI_Comm communicator)
+{
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+void broadcast(std::string& text, MPI_Comm communicator)
+{
+  int length = static_cast<int>(text.size());
+  check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, communicator), "MPI_Bcast");
+  text.resize(static_cast<std::size_t>(length));
+  check_mpi(MPI_Bcast(text.data(), length, MPI_CHAR, 0, communicator), "MPI_Bcast");
+}
+
+/// All ranks must have been told the same, but for what is a rank's own matter: they may have been started with
+/// different flags, environments or files.
+void agree_on_options(const OptionTable& table, MPI_Comm world)
+{
+  const auto agreed = [](const Option& option) { return option.role != Role::local; };
+  const nlohmann::json mine = table.json(agreed);
+  std::string text = mine.dump();
+  broadcast(text, world);
+  collectively(world, [&] {
+    const nlohmann::json root = nlohmann::json::parse(text);
+    for (const auto& [name, value] : mine.items())
+      if (root.at(name) != value)
+        throw ConfigError(fmt::format("{} = {} differs from rank 0's ({}); start all ranks with the same options", name,
+                                      value.dump(), root.at(name).dump()));
+  });
+}
+
+/// Takes the configuration of the checkpoint that is to be resumed, if one is.
+FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainConfig& config, MPI_Comm world)
+{
+  if (config.resume.empty()) return {};
+  FoundCheckpoint found = find_checkpoint(config.resume, config.checkpoint_dir, world);
+  collectively(world, [&] { table.resume_from(found.configuration, found.path); });
+  return found;
+}
+
+/// The parts of one run. `close()` ends it on all ranks; without it, what is shared is left to the end of the job.
+class Trainer {
+ public:
+  Trainer(OptionTable& table, TrainConfig& config);
+  ExitCode run();
+
+ private:
+  void build();
+  void start();
+  void load_weights();
+  void present(Window& window);
+  void compute_micro_batch(Window& window, std::uint32_t micro);
+  bool attempt();
+  void after_commit();
+  void save_checkpoint();
+  double evaluate();
+  void summarize();
+  void close();
+
+  OptionTable& table_;
+  TrainConfig& config_;
+  MPI_Comm world_ = MPI_COMM_WORLD;
+  FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
+
+  std::unique_ptr<Topology> topology_;
+  ImageData data_;
+  std::unique_ptr<SampleOrder> order_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<ShardedAdam> adam_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Mlp> mlp_;
+  std::unique_ptr<RunLog> log_;
+  std::unique_ptr<Reporter> reporter_;
+
+  Mlp::Batch batch_;
+  std::vector<std::byte> staging_;  ///< weights on their way from a device
+  std::string log_failure_;         ///< becomes a flag of the next window
+  std::optional<Outcome> halted_;
+  double final_loss_ = std::numeric_limits<double>::quiet_NaN();
+  std::optional<double> accuracy_;
+  std::uint64_t accuracy_step_ = 0, saved_step_ = ~std::uint64_t{0};
+  std::uint64_t presented_samples_ = 0;
+  double attempt_seconds_ = 0;
+  steady_clock::time_point start_ = steady_clock::now();
+};
+
+Trainer::Trainer(OptionTable& table, TrainConfig& config) : table_(table), config_(config)
+{
+  agree_on_options(table_, world_);
+  checkpoint_ = take_checkpoint_configuration(table_, config_, world_);
+  int ranks = 1;
+  check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
+  collectively(world_, [&] { check(config_, table_, ranks); });
+  openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
+  build();
+  start();
+}
+
+void Trainer::build()
+{
+  TopologyOptions options;
+  options.model_parallel = static_cast<int>(config_.model_parallel);
+  options.shared_memory = config_.shared_memory == "on";
+  collectively(world_, [&] { topology_ = std::make_unique<Topology>(world_, options); });
+  const int rank = topology_->rank();
+  reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json", config_.progress_every, config_.steps);
+  collectively(world_, [&] {
+    log_ = std::make_unique<RunLog>(config_.log, rank, !checkpoint_.path.empty());
+    if (!config_.checkpoint_dir.empty() && rank == 0) {
+      std::error_code error;
+      std::filesystem::create_directories(config_.checkpoint_dir, error);
+      if (error)
+        throw ConfigError(fmt::format("checkpoint-dir {} cannot be made ({}); give another folder", config_.checkpoint_dir,
+                                      error.message()));
+    }
+  });
+
+  data_ = load_image_data(config_.data, world_);
+  order_ = std::make_unique<SampleOrder>(config_.seed, data_.train.count);
+
+  MPI_Comm node = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(world_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  const int local_rank = rank_in(node);
+  check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
+  collectively(world_, [&] { device_ = make_device(config_.device, local_rank); });
+  const std::vector<double> weights = config_.rank_weights == "auto"
+                                          ? measure_rank_weights(*device_, topology_->world())
+                                          : parse_rank_weights(config_.rank_weights, topology_->size(),
+                                                               topology_->model_parallel());
+  if (config_.rank_weights == "auto")
+    reporter_->note(fmt::format("rank weights measured: {}", fmt::join(weights, ",")));
+
+  const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
+                       *precision_named(config_.precision)};
+  collectively(world_, [&] {
+    adam_ = std::make_unique<ShardedAdam>(*topology_, *device_, Mlp::parameters(shape),
+                                          make_adam_options(config_, weights));
+  });
+  CoordinatorOptions coordinator;
+  coordinator.policy = make_policy(config_);
+  coordinator.window_samples = config_.batch;
+  coordinator.micro_batches = static_cast<std::uint32_t>(config_.micro_batches);
+  coordinator.epoch_samples = data_.train.count;
+  coordinator.configuration_hash = configuration_hash(table_);
+  coordinator.faults = make_fault_plan(config_);
+  collectively(world_, [&] {
+    coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()}, coordinator);
+  });
+  collectively(world_, [&] {
+    const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
+    batch_.images.reserve(most);
+    batch_.labels.reserve(most);
+    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most);
+  });
+}
+
+void Trainer::start()
+{
+  if (checkpoint_.path.empty()) {
+    const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
+                         *precision_named(config_.precision)};
+    collectively(world_, [&] {
+      adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
+    });
+  } else {
+    collectively(world_, [&] {
+      Participant* const participants[] = {adam_.get()};
+      RestoreOptions options;
+      options.epoch_samples = data_.train.count;
+      coordinator_->resume(restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
+    });
+    for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
+    saved_step_ = coordinator_->control().step;
+    reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
+  }
+  double largest = static_cast<double>(adam_->allocated_bytes());
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
+  reporter_->note(fmt::format("{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
+                              "state and buffers on the fullest rank",
+                              topology_->size(), topology_->data_parallel(), topology_->model_parallel(),
+                              device_->name(), adam_->exchange_description(), config_.update, largest / 1e6));
+  if (config_.precision != "fp16")
+    for (const char* name : {"init-scale", "growth", "backoff", "growth-interval", "hysteresis", "min-scale", "max-scale"})
+      if (table_.given(name))
+        reporter_->warn(fmt::format("{} has no effect ({} runs without a loss scaler); leave it out", name,
+                                    config_.precision));
+}
+
+// --- an attempt --------------------------------------------------------------------------------
+
+void Trainer::load_weights()
+{
+  for (std::size_t p = 0; p < Mlp::parameter_count; ++p) {
+    const void* values = adam_->weights(p);
+    if (device_->kind() != DeviceKind::host) {  // the model computes on the host, with the same bits on every rank
+      staging_.resize(mlp_->elements(p) * bytes_of(adam_->parameter_set()[p].precision));
+      device_->copy(staging_.data(), values, staging_.size());
+      values = staging_.data();
+    }
+    mlp_->set_weights(p, values);
+  }
+}
+
+/// Forward and backward of one micro-batch. Its model-parallel peers have the same samples and wait for this rank in
+/// the sum of the logits, so whatever fails here, the pass is made.
+void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
+{
+  const Interval positions = window.positions(micro);
+  if (positions.empty()) {
+    for (std::size_t p = 0; p < Mlp::parameter_count; ++p) adam_->set_absent(p);
+    window.add_micro_batch(0, 0);
+    return;
+  }
+  batch_.images.assign(positions.size(), data_.train.pixels.data());
+  batch_.labels.assign(positions.size(), 0);
+  try {
+    for (std::uint64_t i = 0; i < positions.size(); ++i) {
+      const std::uint32_t id = order_->id(positions.begin + i);
+      batch_.images[i] = data_.train.image(id);
+      batch_.labels[i] = data_.train.labels[id];
+    }
+  } catch (const std::exception& error) {
+    window.fail(static_cast<std::int64_t>(ErrorCode::io), error.what());
+  }
+  const double loss = mlp_->loss_and_gradients(batch_, window.gradient_scale());
+  try {
+    for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
+      device_->copy(adam_->gradient(p), mlp_->gradient(p),
+                    mlp_->elements(p) * bytes_of(adam_->parameter_set()[p].precision));
+  } catch (const std::exception& error) {
+    window.fail(static_cast<std::int64_t>(ErrorCode::device), error.what());
+  }
+  window.add_micro_batch(loss, positions.size());
+}
+
+void Trainer::present(Window& window)
+{
+  try {
+    load_weights();
+  } catch (const MpiError&) {
+    throw;
+  } catch (const std::exception& error) {
+    window.fail(static_cast<std::int64_t>(ErrorCode::device), error.what());
+  }
+  if (!log_failure_.empty()) window.fail(static_cast<std::int64_t>(ErrorCode::io), log_failure_);
+  for (std::uint32_t micro = 0; micro < window.micro_batches(); ++micro) compute_micro_batch(window, micro);
+}
+
+/// One attempt at an update; false when it halted the run.
+bool Trainer::attempt()
+{
+  const auto begin = steady_clock::now();
+  Window window = coordinator_->open_window();
+  present(window);
+  Outcome outcome;
+  try {
+    outcome = coordinator_->step(window);
+  } catch (const Halt& halt) {
+    outcome = halt.outcome;
+    halted_ = halt.outcome;
+  }
+  attempt_seconds_ += duration<double>(steady_clock::now() - begin).count();
+  if (outcome.committed()) {
+    final_loss_ = outcome.loss;
+    presented_samples_ += outcome.samples;
+  }
+  try {
+    log_->write(to_json(outcome, config_.lr, {adam_.get()}));
+  } catch (const IoError& error) {
+    log_failure_ = error.what();
+  }
+  if (halted_) return false;
+  const ControlState& control = coordinator_->control();
+  reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
+  if (outcome.committed()) after_commit();
+  return true;
+}
+
+void Trainer::after_commit()
+{
+  const std::uint64_t step = coordinator_->control().step;
+  if (config_.eval_every > 0 && step % config_.eval_every == 0) {
+    accuracy_ = evaluate();
+    accuracy_step_ = step;
+    reporter_->note(fmt::format("step {}: test accuracy {:.4f} (all {} test images, all ranks)", step, *accuracy_,
+                                data_.test.count));
+  }
+  if (config_.checkpoint_every > 0 && step % config_.checkpoint_every == 0) save_checkpoint();
+}
+
+void Trainer::save_checkpoint()
+{
+  const std::uint64_t step = coordinator_->control().step;
+  if (saved_step_ == step) return;
+  std::string path;
+  collectively(world_, [&] { path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, {configuration_text(table_)}).string(); });
+  saved_step_ = step;
+  reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
+}
+
+/// The share of test images that are classified right, cut among the data-parallel ranks; an integer sum.
+double Trainer::evaluate()
+{
+  load_weights();
+  const Interval mine = Interval{0, data_.test.count}.part(static_cast<std::uint64_t>(topology_->data_rank()),
+                                                           static_cast<std::uint64_t>(topology_->data_parallel()));
+  std::uint64_t correct = 0;
+  for (std::uint64_t at = mine.begin; at < mine.end;) {
+    const std::uint64_t end = std::min<std::uint64_t>(mine.end, at + evaluation_batch);
+    batch_.images.clear();
+    batch_.labels.clear();
+    for (; at < end; ++at) {
+      batch_.images.push_back(data_.test.image(at));
+      batch_.labels.push_back(data_.test.labels[at]);
+    }
+    correct += mlp_->count_correct(batch_);
+  }
+  if (topology_->model_rank() != 0) correct = 0;  // the model-parallel peers counted the same images
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &correct, 1, MPI_UINT64_T, MPI_SUM, topology_->world()), "MPI_Allreduce");
+  return static_cast<double>(correct) / data_.test.count;
+}
+
+// --- the end -----------------------------------------------------------------------------------
+
+ExitCode Trainer::run()
+{
+  bool going = true;
+  while (going && coordinator_->control().step < config_.steps) going = attempt();
+  if (!halted_) {
+    if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
+    if (!config_.checkpoint_dir.empty()) save_checkpoint();
+    if (!log_failure_.empty()) reporter_->warn(log_failure_);
+  }
+  summarize();
+  close();
+  return halted_ ? ExitCode::halted : ExitCode::ok;
+}
+
+void Trainer::summarize()
+{
+  std::vector<Participant*> participants{adam_.get()};
+  const std::uint64_t digest = state_digest(participants, topology_->world());
+  const double wall = duration<double>(steady_clock::now() - start_).count();
+  const ControlState& control = coordinator_->control();
+  const double rate = attempt_seconds_ > 0 ? static_cast<double>(presented_samples_) / attempt_seconds_ : 0;
+  nlohmann::ordered_json skips = nlohmann::ordered_json::object();
+  std::uint64_t skipped = 0;
+  for (std::size_t r = 0; r < reason_count; ++r) {
+    const auto reason = static_cast<Reason>(r);
+    const bool skips_only = reason == Reason::gradient || reason == Reason::loss || reason == Reason::update;
+    if (!skips_only && control.skips[r] == 0) continue;
+    skips[std::string(name_of(reason))] = control.skips[r];
+    skipped += control.skips[r];
+  }
+  const std::uint64_t committed = control.ledger.committed_samples(), dropped = control.ledger.dropped_samples();
+  nlohmann::ordered_json summary = {
+      {"verdict", halted_ ? "halt" : "ok"},
+      {"reason", halted_ ? std::string(name_of(halted_->verdict.reason)) : "none"},
+      {"ranks", topology_->size()},
+      {"data_parallel", topology_->data_parallel()},
+      {"model_parallel", topology_->model_parallel()},
+      {"precision", config_.precision},
+      {"steps", control.step},
+      {"attempts", control.attempt},
+      {"skips", skips},
+      {"test_accuracy", accuracy_ ? nlohmann::ordered_json(*accuracy_) : nlohmann::ordered_json()},
+      {"final_loss", final_loss_},
+      {"loss_scale", control.loss_scale},
+      {"samples_committed", committed},
+      {"samples_dropped", dropped},
+      {"wall_seconds", wall},
+      {"samples_per_second", rate},
+      {"state_digest", fmt::format("{:016x}", digest)},
+  };
+  collectively(world_, [&] {
+    if (topology_->rank() == 0 && !config_.summary.empty()) write_text_file(config_.summary, summary.dump(2) + "\n");
+  });
+  if (topology_->rank() != 0) return;
+  std::string text = fmt::format("{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
+                                 control.step, control.attempt, skipped, committed, dropped);
+  if (accuracy_) text += fmt::format("test accuracy {:.4f}, ", *accuracy_);
+  text += fmt::format("last loss {:.4f}, loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n", final_loss_,
+                      control.loss_scale, wall, rate, digest);
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+  if (halted_) reporter_->warn(fmt::format("{}; see the log, then resume from the last checkpoint", halted_->message));
+}
+
+void Trainer::close()
+{
+  coordinator_->close();
+  adam_->close_buffers();
+  topology_->close();
+}
+
+}  // namespace
+
+ExitCode train(OptionTable& table, TrainConfig& config)
+{
+  Trainer trainer(table, config);
+  return trainer.run();
+}
+
+}  // namespace tutti::apps

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Files by POSIX calls: what HDF5 does not do (exclusive creation, reservation, fsync, rename) and
+// reading blocks at known offsets. Every failure is an IoError with path and errno text; nothing
+// here is collective.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace tutti::detail {
+
+class PosixFile {
+ public:
+  PosixFile() = default;
+  static PosixFile open_to_read(const std::filesystem::path& path);
+  static PosixFile open_to_write(const std::filesystem::path& path);
+  /// Fails if it exists.
+  static PosixFile create(const std::filesystem::path& path);
+  PosixFile(PosixFile&& other) noexcept;
+  PosixFile& operator=(PosixFile&& other) noexcept;
+  ~PosixFile();
+
+  std::uint64_t size() const;
+  /// All of it or an error; a file that ends early is one.
+  void read_at(std::uint64_t offset, void* data, std::size_t bytes) const;
+  void write_at(std::uint64_t offset, const void* data, std::size_t bytes) const;
+  /// Takes the file's whole size from the file system now, where it can.
+  void reserve() const;
+  void sync() const;
+  void close();
+
+ private:
+  PosixFile(const std::filesystem::path& path, int flags, const char* verb);
+  int descriptor_ = -1;
+  std::filesystem::path path_;
+};
+
+/// Creates what is missing of `directory`.
+void make_directory(const std::filesystem::path& directory);
+/// Makes creations and renames in `directory` durable.
+void sync_directory(const std::filesystem::path& directory);
+/// Replaces `to`.
+void rename_file(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Best effort, for cleaning up.
+void remove_quietly(const std::filesystem::path& path) noexcept;
+
+/// "cannot VERB PATH (REASON, errno N); SUGGESTION"
+std::string system_error_text(const char* verb, const std::filesystem::path& path, int error);
+
+}  // namespace tutti::detail
