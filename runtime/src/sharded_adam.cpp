@@ -156,6 +156,8 @@ struct ShardedAdam::State {
   bool staged_update = false;
 
   std::size_t blocks() const { return shard.size(); }
+  /// Arrays too large for the cache are written past it.
+  bool streams() const { return blocks() * block_elements * 7 * sizeof(float) > cache_bytes; }
   std::size_t contribution_offset(std::size_t p) const
   {
     return exchange.contribution_offset(layout.piece(p).first_block);
@@ -469,6 +471,7 @@ void ShardedAdam::inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient)
   work.sources = s.source_table.as<const void*>();
   work.sum = s.sum.floats();
   work.scan = s.sum_scan.as<BlockScan>();
+  work.stream = s.streams();
   s.device.sum_blocks(work);
   s.device.copy(s.sum_scans.data(), work.scan, s.blocks() * sizeof(BlockScan));
   for (std::size_t i = 0; i < s.blocks(); ++i) {
@@ -529,7 +532,7 @@ void ShardedAdam::stage(const Update& update)
     work.new_exp_avg_sq = out.exp_avg_sq.floats();
     work.new_ema = out.ema.floats();
     work.scan = s.adam_scan.as<AdamScan>();
-    work.stream = !in_place && s.blocks() * block_elements * 7 * sizeof(float) > cache_bytes;
+    work.stream = !in_place && s.streams();
     s.device.adam_blocks(work);
     s.device.copy(s.adam_scans.data(), work.scan, s.blocks() * sizeof(AdamScan));
   }
