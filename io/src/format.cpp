@@ -31,6 +31,9 @@ constexpr const char* control_path = "/control_state";
 constexpr const char* configuration_path = "/configuration";
 constexpr const char* certificate_path = "/certificate";
 
+/// What alignment and HDF5's own bookkeeping of one dataset take at most.
+constexpr std::uint64_t slack = std::uint64_t{2} << 20;
+
 /// As text, since JSON numbers beyond 2^53 lose bits in other languages.
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
@@ -332,6 +335,31 @@ Certificate certificate_from_json(const std::string& text)
   } catch (const json::exception& error) {
     throw CheckpointError(fmt::format("its certificate cannot be read: {}", error.what()));
   }
+}
+
+std::uint64_t room_for_payload(const Manifest& manifest)
+{
+  std::uint64_t bytes = slack;
+  for (const ManifestEntry& optimizer : manifest.optimizers)
+    bytes += optimizer.arrays.size() * (optimizer.blocks * block_bytes + slack) +
+             2048 * optimizer.group.size();
+  return bytes;
+}
+
+std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metadata)
+{
+  std::uint64_t bytes = 16 * slack + metadata.manifest.size() + metadata.control_state.size() +
+                        metadata.configuration.size() + metadata.certificate.size();
+  const auto slots = static_cast<std::uint64_t>(manifest.model_parallel);
+  for (const ManifestEntry& optimizer : manifest.optimizers) {
+    std::uint64_t a_view = 0;  // a group or more, a header, and the mapping of each slab
+    for (std::size_t p = 0; p < optimizer.parameters.size(); ++p)
+      a_view += 8192 + 2048 * optimizer.views[p].size() +
+                slots * (512 + 64 * optimizer.parameters[p].shape.size());
+    bytes += optimizer.arrays.size() *
+             (optimizer.blocks * sizeof(std::uint64_t) + slack + a_view);
+  }
+  return bytes;
 }
 
 void write_metadata(const std::filesystem::path& path, const Manifest& manifest,

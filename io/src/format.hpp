@@ -77,6 +77,10 @@ struct Metadata {
   std::vector<ArrayPlace> places;  ///< by optimizer and array, in the manifest's order
 };
 
+/// Bytes that are more than enough for the flat arrays, and for everything that write_metadata adds.
+std::uint64_t room_for_payload(const Manifest& manifest);
+std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metadata);
+
 /// Rank zero's last word in a file whose payload is complete. `tables`: block hashes by optimizer
 /// and array. Throws Hdf5Failure.
 void write_metadata(const std::filesystem::path& path, const Manifest& manifest,

@@ -112,11 +112,12 @@ void ParallelFile::close()
   if (id_ >= 0) check_hdf5(H5Fclose(std::exchange(id_, H5I_INVALID_HID)), "H5Fclose");
 }
 
-FileHandle create_file(const std::filesystem::path& path)
+void make_empty_file(const std::filesystem::path& path)
 {
   const PropertyList creation = creation_list(H5P_FILE_CREATE);
-  return {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access_list().get()),
-          "H5Fcreate"};
+  FileHandle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access_list().get()),
+                  "H5Fcreate");
+  file.close("H5Fclose");
 }
 
 FileHandle open_file(const std::filesystem::path& path, bool to_write)
@@ -234,7 +235,7 @@ void create_view(hid_t file, const std::string& path, std::span<const std::size_
   const float hole = std::numeric_limits<float>::quiet_NaN();
   check_hdf5(H5Pset_fill_value(creation.get(), H5T_NATIVE_FLOAT, &hole), "H5Pset_fill_value");
   std::vector<hsize_t> extents(shape.begin(), shape.end());
-  if (extents.empty()) extents = {1};  // a virtual dataset cannot be a scalar
+  if (extents.empty()) extents.push_back(1);  // a virtual dataset cannot be a scalar
   const Dataspace space(
       H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
       "H5Screate_simple");

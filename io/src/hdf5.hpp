@@ -94,8 +94,11 @@ class ParallelFile {
   hid_t id_ = H5I_INVALID_HID;
 };
 
-/// A new, empty file by the serial driver, over whatever `path` is.
-FileHandle create_file(const std::filesystem::path& path);
+/// A new file with nothing in it (less than 1 KiB), over whatever `path` is.
+void make_empty_file(const std::filesystem::path& path);
+/// By the serial driver. Closing a file that could not be written leaves HDF5 1.10 with a dangling
+/// identifier and the process with a crash at its end, so whoever changes a file reserves the room
+/// for it before.
 FileHandle open_file(const std::filesystem::path& path, bool to_write);
 
 Dataspace flat_space(std::uint64_t elements);

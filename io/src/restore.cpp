@@ -56,13 +56,6 @@ std::string shape_text(const std::vector<std::size_t>& shape)
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-std::optional<std::size_t> find(const ParameterSet& set, const std::string& name)
-{
-  for (std::size_t p = 0; p < set.size(); ++p)
-    if (set[p].name == name) return p;
-  return std::nullopt;
-}
-
 /// Index by index of the run's list: where the saved list has the same name.
 struct Match {
   std::size_t optimizer = 0;

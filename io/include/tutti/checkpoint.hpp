@@ -46,7 +46,7 @@ enum class Verify : std::uint8_t {
 struct RestoreOptions {
   Verify verify = Verify::full;
   /// Samples of one epoch in this run; a checkpoint with another number is refused. Nothing: any.
-  std::optional<std::uint64_t> epoch_samples;
+  std::optional<std::uint64_t> epoch_samples = std::nullopt;
 };
 
 /// What a checkpoint holds besides the arrays.
