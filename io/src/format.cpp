@@ -81,7 +81,8 @@ class Places {
     for (int i = 2; !is_free(path, datasets); ++i) path = fmt::format("{}~{}", wanted, i);
     taken_.insert(path);
     for (const std::string& group : prefixes(path)) groups_.insert(group);
-    for (const std::string& name_of_dataset : datasets) datasets_.insert(path + "/" + name_of_dataset);
+    for (const std::string& name_of_dataset : datasets)
+      datasets_.insert(path + "/" + name_of_dataset);
     return path;
   }
 
@@ -142,9 +143,8 @@ std::vector<std::uint64_t> read_table(hid_t file, const std::string& path, std::
   std::vector<std::uint64_t> table(blocks);
   if (blocks == 0) return table;
   const Dataset dataset(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "H5Dopen");
-  check_hdf5(
-      H5Dread(dataset.get(), H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, table.data()),
-      "H5Dread");
+  check_hdf5(H5Dread(dataset.get(), H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, table.data()),
+             "H5Dread");
   return table;
 }
 
@@ -284,8 +284,7 @@ Manifest manifest_from_json(const std::string& text)
       if (layout.blocks() != optimizer.blocks)
         throw CheckpointError("its parameters do not fill its blocks");
       for (std::size_t p = 0; p < layout.parameters(); ++p)
-        if (entry.at("parameters")[p].at("first_block").get<std::size_t>() !=
-            layout.first_block(p))
+        if (entry.at("parameters")[p].at("first_block").get<std::size_t>() != layout.first_block(p))
           throw CheckpointError("its parameters do not lie where they should");
     }
     return manifest;
@@ -356,15 +355,13 @@ std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metada
     for (std::size_t p = 0; p < optimizer.parameters.size(); ++p)
       a_view += 8192 + 2048 * optimizer.views[p].size() +
                 slots * (512 + 64 * optimizer.parameters[p].shape.size());
-    bytes += optimizer.arrays.size() *
-             (optimizer.blocks * sizeof(std::uint64_t) + slack + a_view);
+    bytes += optimizer.arrays.size() * (optimizer.blocks * sizeof(std::uint64_t) + slack + a_view);
   }
   return bytes;
 }
 
 void write_metadata(const std::filesystem::path& path, const Manifest& manifest,
-                    const Metadata& metadata,
-                    const std::vector<std::vector<std::uint64_t>>& tables)
+                    const Metadata& metadata, const std::vector<std::vector<std::uint64_t>>& tables)
 {
   // From here to its closing the file carries HDF5's mark of a file that is being written.
   FileHandle file = open_file(path, true);
@@ -380,8 +377,7 @@ void write_metadata(const std::filesystem::path& path, const Manifest& manifest,
       dataset.close("H5Dclose");
       ++table;
     }
-    create_views(file.get(), optimizer,
-                 FlatLayout(optimizer.parameters, manifest.model_parallel));
+    create_views(file.get(), optimizer, FlatLayout(optimizer.parameters, manifest.model_parallel));
   }
   write_text(file.get(), manifest_path, metadata.manifest);
   write_text(file.get(), control_path, metadata.control_state);

@@ -117,13 +117,14 @@ void write_attribute(hid_t file, const char* name, std::uint32_t value);
 /// Throws Hdf5Failure if there is none.
 std::uint32_t read_attribute(hid_t file, const char* name);
 
-/// One slab of a virtual dataset: where it lies there, and from which element of the flat dataset on
-/// it comes, row-major.
+/// One slab of a virtual dataset: where it lies there, and from which element of the flat dataset
+/// on it comes, row-major.
 struct VirtualSlab {
   std::vector<hsize_t> begin, shape;
   std::uint64_t first_element = 0;
 };
-/// A view of fp32 values with a real shape on the flat dataset `source`; what no slab covers is NaN.
+/// A view of fp32 values with a real shape on the flat dataset `source`; what no slab covers is
+/// NaN.
 void create_view(hid_t file, const std::string& path, std::span<const std::size_t> shape,
                  std::span<const VirtualSlab> slabs, const std::string& source,
                  std::uint64_t source_elements);

@@ -24,16 +24,23 @@ constexpr std::size_t most_bytes = std::size_t{1} << 30;
 const char* suggestion(int error)
 {
   switch (error) {
-    case ENOSPC: return "free space there";
-    case EDQUOT: return "free some of the quota there";
-    case EFBIG: return "raise the limit on file sizes (ulimit -f)";
+    case ENOSPC:
+      return "free space there";
+    case EDQUOT:
+      return "free some of the quota there";
+    case EFBIG:
+      return "raise the limit on file sizes (ulimit -f)";
     case EACCES:
     case EPERM:
-    case EROFS: return "choose a directory that can be written, or mend its permissions";
-    case ENOENT: return "check the path";
+    case EROFS:
+      return "choose a directory that can be written, or mend its permissions";
+    case ENOENT:
+      return "check the path";
     case ENOTDIR:
-    case EEXIST: return "choose another path";
-    default: return "check the file system";
+    case EEXIST:
+      return "choose another path";
+    default:
+      return "check the file system";
   }
 }
 
@@ -176,8 +183,8 @@ void make_directory(const std::filesystem::path& directory)
 
 void sync_directory(const std::filesystem::path& directory)
 {
-  const int descriptor = retried(
-      [&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  const int descriptor =
+      retried([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) fail("open", directory, errno);
   const int result = retried([&] { return ::fsync(descriptor); });
   const int error = errno;

@@ -292,10 +292,10 @@ void Save::gather_hashes()
     });
     for (std::size_t a = 0; a < source.state.arrays.size(); ++a, ++next) {
       std::vector<std::uint64_t> arrived(order.size());
-      check_mpi(MPI_Gatherv(hashes_[next].data(), static_cast<int>(hashes_[next].size()),
-                            MPI_UINT64_T, arrived.data(), counts.data(), begins.data(),
-                            MPI_UINT64_T, 0, world_),
-                "MPI_Gatherv of block hashes");
+      check_mpi(
+          MPI_Gatherv(hashes_[next].data(), static_cast<int>(hashes_[next].size()), MPI_UINT64_T,
+                      arrived.data(), counts.data(), begins.data(), MPI_UINT64_T, 0, world_),
+          "MPI_Gatherv of block hashes");
       auto& table = tables_.emplace_back(order.size());
       for (std::size_t i = 0; i < order.size(); ++i) table[order[i]] = arrived[i];
     }
@@ -404,9 +404,8 @@ void Save::write_array(hid_t dataset, const Source& source, const StateArray& ar
     const hsize_t count = run.count;
     const hsize_t width = block_elements;
     try {
-      check_hdf5(
-          H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, &stride, &count, &width),
-          "H5Sselect_hyperslab");
+      check_hdf5(H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, &stride, &count, &width),
+                 "H5Sselect_hyperslab");
       const Dataspace memory = flat_space(run.count * block_elements);
       check_hdf5(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory.get(), flat.get(), H5P_DEFAULT, values),
                  "H5Dwrite");

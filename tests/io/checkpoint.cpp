@@ -3,8 +3,9 @@
 // other programs can read it. Every refusal is the same typed error on all ranks.
 #include "tutti/checkpoint.hpp"
 
+#include <fcntl.h>
+#include <hdf5.h>
 #include <sys/resource.h>
-
 
 #include <csignal>
 #include <cstdlib>
@@ -140,6 +141,7 @@ TEST_CASE("no flipped bit anywhere in the file changes what is restored")
     on_rank_zero([&] { flip(file, byte, static_cast<int>(trial % 8)); });
   }
   CHECK(refused > 100);
+  CHECK(H5Fget_obj_count(H5F_OBJ_ALL, H5F_OBJ_ALL) == 0);  // a refusal leaves nothing open
   CHECK(refusal(job, file).empty());
   job.close();
 }
@@ -163,7 +165,37 @@ TEST_CASE("a file that is cut, unfinished, foreign or from the future is refused
   CHECK(contains(refusal(job, bad), "refused"));
   CHECK(same_on_all_ranks(refusal(job, bad)));
 
-  const std::string missing = message_of<IoError>([&] { job.restore(directory.path() / "none.h5"); });
+  const auto altered = [&](const std::function<void(hid_t)>& alter) {
+    on_rank_zero([&] {
+      write_file(bad, good);
+      const hid_t opened = H5Fopen(bad.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+      REQUIRE(opened >= 0);
+      alter(opened);
+      REQUIRE(H5Fclose(opened) >= 0);
+    });
+    const std::string message = refusal(job, bad);
+    CHECK(same_on_all_ranks(message));
+    return message;
+  };
+  CHECK(contains(altered([](hid_t f) { H5Adelete(f, "format_version"); }), "did not end"));
+  CHECK(contains(altered([](hid_t f) { H5Ldelete(f, "certificate", H5P_DEFAULT); }),
+                 "the certificate is missing"));
+  CHECK(contains(altered([](hid_t f) {
+                   const std::uint32_t version = checkpoint_format_version + 1;
+                   const hid_t attribute = H5Aopen(f, "format_version", H5P_DEFAULT);
+                   H5Awrite(attribute, H5T_NATIVE_UINT32, &version);
+                   H5Aclose(attribute);
+                 }),
+                 "its format version 2 is newer than 1"));
+  // What a rank killed in mid-save leaves: HDF5's mark of a file that is being written.
+  on_rank_zero([&] {
+    write_file(bad, good);
+    flip(bad, 11);
+  });
+  CHECK(contains(refusal(job, bad), "refused"));
+
+  const std::string missing =
+      message_of<IoError>([&] { job.restore(directory.path() / "none.h5"); });
   CHECK(same_on_all_ranks(missing));
   CHECK(contains(missing, "rank 0: cannot open"));
   CHECK(contains(missing, "No such file"));
@@ -197,8 +229,8 @@ TEST_CASE("another model is refused by name, with all differences")
   Shelf adam(topology, "adam", set_of(model()), {"master", "momentum"});
   Shelf sgd(topology, "sgd", set_of({{"head", {7}}}), {"master"});
   Participant* const participants[] = {&adam, &sgd};
-  const std::string arrays = message_of<CheckpointError>(
-      [&] { restore_checkpoint(file, topology, participants); });
+  const std::string arrays =
+      message_of<CheckpointError>([&] { restore_checkpoint(file, topology, participants); });
   CHECK(same_on_all_ranks(arrays));
   CHECK(contains(arrays, "array momentum of optimizer 'adam' is missing"));
   CHECK(contains(arrays, "array exp_avg_sq of optimizer 'adam' is extra"));
@@ -228,9 +260,9 @@ TEST_CASE("parameters in another order and placement get their own values and cl
 
   auto specs = model();
   std::reverse(specs.begin(), specs.end());
-  specs[0].split_axis = 2;                      // cube
-  specs[5].placement = Placement::split;        // bias
-  specs[7].placement = Placement::replicated;   // embed
+  specs[0].split_axis = 2;                     // cube
+  specs[5].placement = Placement::split;       // bias
+  specs[7].placement = Placement::replicated;  // embed
   Job job(MPI_COMM_WORLD, degree(), {}, specs);
   const ControlState control = job.restore(file).control;
   CHECK(job.wrong() == 0);
@@ -357,7 +389,10 @@ TEST_CASE("a rank that cannot open the file makes all ranks refuse it")
   std::string message;
   {
     std::unique_ptr<Limit> lowered;
-    if (world_rank() == blind) lowered = std::make_unique<Limit>(RLIMIT_NOFILE, 0);
+    const int next = open("/dev/null", O_RDONLY);  // the lowest free one: none below is
+    close(next);
+    if (world_rank() == blind)
+      lowered = std::make_unique<Limit>(RLIMIT_NOFILE, static_cast<rlim_t>(next));
     message = message_of<IoError>([&] { job.restore(file); });
   }
   CHECK(same_on_all_ranks(message));
@@ -402,7 +437,8 @@ TEST_CASE("other programs see every parameter with its shape and values")
 {
   const std::string python = TUTTI_PYTHON;
   int has_h5py = 0;
-  if (world_rank() == 0) has_h5py = std::system((python + " -c 'import h5py' 2>/dev/null").c_str()) == 0;
+  if (world_rank() == 0)
+    has_h5py = std::system((python + " -c 'import h5py' 2>/dev/null").c_str()) == 0;
   MPI_Bcast(&has_h5py, 1, MPI_INT, 0, MPI_COMM_WORLD);
   if (!has_h5py) {
     WARN("the views were not read by h5py (it is not installed); install python3-h5py");
@@ -438,8 +474,8 @@ TEST_CASE("other programs see every parameter with its shape and values")
           {"master", "exp_avg", "exp_avg_sq", "ema"});
     put("head", {7}, {"master", "exp_avg"});
     expected.close();
-    const std::string command = python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " +
-                                directory.path().string();
+    const std::string command =
+        python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " + directory.path().string();
     CHECK(std::system(command.c_str()) == 0);
   });
   job.close();

@@ -49,10 +49,9 @@ class Shelf : public Participant {
 
   void fill()
   {
-    each_element([&](std::size_t a, std::size_t at, const std::string& parameter, std::size_t g,
-                     bool padding) {
-      data_[a][at] = padding ? 0 : value_of(parameter, names_[a], g);
-    });
+    each_element(
+        [&](std::size_t a, std::size_t at, const std::string& parameter, std::size_t g,
+            bool padding) { data_[a][at] = padding ? 0 : value_of(parameter, names_[a], g); });
   }
 
   /// Elements, padding included, that do not have the bits that fill() gives them.
@@ -281,8 +280,8 @@ inline std::string bytes_of_file(const std::filesystem::path& path)
 
 inline void write_file(const std::filesystem::path& path, const std::string& bytes)
 {
-  std::ofstream(path, std::ios::binary).write(bytes.data(),
-                                              static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 inline std::vector<std::string> files_in(const std::filesystem::path& directory)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The step boundary over real ranks: one outcome whatever goes wrong on whichever rank, nothing mutated without
-// Commit, the same bits for every plan and path. Runs with 1 to 8 ranks; gradients are made from global indices, so
-// that every layout sees the same numbers.
+// The step boundary over real ranks: one outcome whatever goes wrong on whichever rank, nothing
+// mutated without Commit, the same bits for every plan and path. Runs with 1 to 8 ranks; gradients
+// are made from global indices, so that every layout sees the same numbers.
 #include "tutti/coordinator.hpp"
 
 #include <bit>
@@ -155,7 +155,8 @@ struct Run {
     return without_partial;
   }
 
-  /// Writes the gradients of a micro-batch: functions of step, data rank, micro-batch and global element.
+  /// Writes the gradients of a micro-batch: functions of step, data rank, micro-batch and global
+  /// element.
   void fill(ShardedAdam& adam, const Window& window, std::uint32_t micro)
   {
     for (std::size_t p = 0; p < adam.parameters(); ++p) {
@@ -166,8 +167,9 @@ struct Run {
                                         : static_cast<std::uint64_t>(topology.data_rank());
       const std::uint64_t seed = mix64(mix64(window.interval().begin, who), mix64(micro, p));
       for (std::size_t e = 0; e < piece.elements; ++e)
-        store_element(adam.gradient(p), adam.parameter_set()[p].precision, e,
-                      number(seed, piece.global_index(e)) * static_cast<float>(window.loss_scale()));
+        store_element(
+            adam.gradient(p), adam.parameter_set()[p].precision, e,
+            number(seed, piece.global_index(e)) * static_cast<float>(window.loss_scale()));
     }
   }
 
@@ -247,7 +249,8 @@ TEST_CASE("same bits for any shard plan, path, device and update mode")
     std::vector<double> uneven(static_cast<std::size_t>(world_size()), 1.0);
     for (std::size_t r = 0; r < uneven.size(); ++r) uneven[r] = static_cast<double>(r % 3) + 0.5;
     vary("uneven").weights = uneven;
-    std::vector<double> one(uneven.size(), 0.0);  // the first data-parallel rank of each slot owns everything
+    std::vector<double> one(uneven.size(),
+                            0.0);  // the first data-parallel rank of each slot owns everything
     for (int r = 0; r < m; ++r) one[static_cast<std::size_t>(r)] = 1;
     vary("one owner").weights = one;
     RunOptions& all = vary("one owner, messages, in place");
@@ -314,7 +317,8 @@ TEST_CASE("the norm is the serial one, and the clipped norm is at most max_norm"
   options.max_norm = 0.25;
   Run run(options);
   const Outcome outcome = run.attempt();
-  // Sum over data ranks, in rank order, of the same numbers; 2 x the exact integers in units of 1/256.
+  // Sum over data ranks, in rank order, of the same numbers; 2 x the exact integers in units of
+  // 1/256.
   double sum_of_squares = 0;
   const ParameterSet set = parameter_set();
   for (std::size_t p = 0; p < set.size(); ++p) {
@@ -323,7 +327,8 @@ TEST_CASE("the norm is the serial one, and the clipped norm is at most max_norm"
     for (std::size_t e = 0; e < elements; ++e) {
       float sum = 0;
       for (int d = 0; d < world_size(); ++d) {
-        const std::uint64_t who = p == 3 ? static_cast<std::uint64_t>(d) + 100 : static_cast<std::uint64_t>(d);
+        const std::uint64_t who =
+            p == 3 ? static_cast<std::uint64_t>(d) + 100 : static_cast<std::uint64_t>(d);
         sum += number(mix64(mix64(0, who), mix64(0, p)), e);
       }
       sum_of_squares += static_cast<double>(sum) * static_cast<double>(sum);
@@ -336,7 +341,9 @@ TEST_CASE("the norm is the serial one, and the clipped norm is at most max_norm"
   CHECK(outcome.samples == 24);
 }
 
-TEST_CASE("a nonfinite gradient on any rank, micro-batch and optimizer: all skip, nothing moves, the window returns")
+TEST_CASE(
+    "a nonfinite gradient on any rank, micro-batch and optimizer: all skip, nothing moves, the "
+    "window returns")
 {
   for (int m : degrees())
     for (int rank = 0; rank < world_size(); ++rank)
@@ -457,9 +464,9 @@ TEST_CASE("an exception on one rank in any phase ends on all ranks with the same
             CHECK(agreed(message));
             const std::string name = phase;
             const bool early = name == "window" || name == "exchange" || name == "ballot";
-            CHECK(reason == (early                         ? Reason::window_failed
+            CHECK(reason == (early                        ? Reason::window_failed
                              : mode == UpdateMode::staged ? Reason::update_failed
-                                                            : Reason::partial_update));
+                                                          : Reason::partial_update));
             if (early || mode == UpdateMode::staged) CHECK(run.digest() == before);
           }
 }
@@ -603,8 +610,9 @@ TEST_CASE("uneven sample counts give the exact weighted mean")
   const auto n = static_cast<float>(run.topology.data_rank() + 1);
   for (std::size_t p = 0; p < adam.parameters(); ++p)
     for (std::size_t e = 0; e < adam.piece(p).elements; ++e)
-      store_element(adam.gradient(p), adam.parameter_set()[p].precision, e,
-                    p == 3 && e == 0 ? n * n * static_cast<float>(window.gradient_scale()) * 24 : 0.0f);
+      store_element(
+          adam.gradient(p), adam.parameter_set()[p].precision, e,
+          p == 3 && e == 0 ? n * n * static_cast<float>(window.gradient_scale()) * 24 : 0.0f);
   window.add_micro_batch(n, static_cast<std::uint64_t>(n));
   const Outcome outcome = run.coordinator->step(window);
   double squares = 0, sum = 0;
@@ -666,11 +674,13 @@ TEST_CASE("ranks whose configuration differs halt together at the first vote")
 
 namespace {
 
-/// Plain SGD of a code of its own, replicated over all ranks: it takes only the decision from tutti.
+/// Plain SGD of a code of its own, replicated over all ranks: it takes only the decision from
+/// tutti.
 class ForeignSgd final : public Participant {
  public:
   explicit ForeignSgd(MPI_Comm communicator) : communicator_(communicator) {}
-  std::vector<double> values = std::vector<double>(100, 1.0), gradient = std::vector<double>(100, 0.0);
+  std::vector<double> values = std::vector<double>(100, 1.0),
+                      gradient = std::vector<double>(100, 0.0);
 
   const std::string& name() const override { return name_; }
   std::size_t parameters() const override { return 1; }
@@ -708,7 +718,8 @@ class ForeignSgd final : public Participant {
   void stage(const Update& update) override
   {
     staged_ = values;
-    for (std::size_t i = 0; i < values.size(); ++i) staged_[i] -= 0.1 * update.grad_factor * sum_[i];
+    for (std::size_t i = 0; i < values.size(); ++i)
+      staged_[i] -= 0.1 * update.grad_factor * sum_[i];
   }
   void gather() override {}
   void confirm(Confirm& confirm) override
