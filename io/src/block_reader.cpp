@@ -47,11 +47,10 @@ void BlockReader::read(const ManifestEntry& optimizer, const FlatLayout& layout,
   for (std::size_t i = 0; verify_ && i < blocks.size(); ++i) {
     if (hash_block(&buffer_[i * block_elements]) == hashes_[i]) continue;
     const std::size_t p = layout.parameter_of(blocks[i]);
-    throw CheckpointError(
-        fmt::format("checkpoint {} is damaged ({} block {}, of parameter '{}', does not have its "
-                    "hash); restore another one",
-                    file_name_, optimizer.data_path(array), blocks[i],
-                    optimizer.parameters[p].name));
+    throw CheckpointError(fmt::format(
+        "checkpoint {} is damaged ({} block {}, of parameter '{}', does not have its "
+        "hash); restore another one",
+        file_name_, optimizer.data_path(array), blocks[i], optimizer.parameters[p].name));
   }
 }
 

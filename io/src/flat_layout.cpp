@@ -37,9 +37,9 @@ std::size_t FlatLayout::block(std::size_t parameter, int slot, std::size_t block
 std::size_t FlatLayout::parameter_of(std::size_t block) const
 {
   // A parameter has at least one element, so first blocks ascend.
-  const auto after = std::upper_bound(
-      pieces_.begin(), pieces_.end(), block,
-      [](std::size_t b, const auto& pieces) { return b < pieces[0].first_block; });
+  const auto after =
+      std::upper_bound(pieces_.begin(), pieces_.end(), block,
+                       [](std::size_t b, const auto& pieces) { return b < pieces[0].first_block; });
   return static_cast<std::size_t>(after - pieces_.begin()) - 1;
 }
 

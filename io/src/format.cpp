@@ -31,6 +31,9 @@ constexpr const char* control_path = "/control_state";
 constexpr const char* configuration_path = "/configuration";
 constexpr const char* certificate_path = "/certificate";
 
+/// What alignment and HDF5's own bookkeeping of one dataset take at most.
+constexpr std::uint64_t slack = std::uint64_t{2} << 20;
+
 /// As text, since JSON numbers beyond 2^53 lose bits in other languages.
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
@@ -78,7 +81,8 @@ class Places {
     for (int i = 2; !is_free(path, datasets); ++i) path = fmt::format("{}~{}", wanted, i);
     taken_.insert(path);
     for (const std::string& group : prefixes(path)) groups_.insert(group);
-    for (const std::string& name_of_dataset : datasets) datasets_.insert(path + "/" + name_of_dataset);
+    for (const std::string& name_of_dataset : datasets)
+      datasets_.insert(path + "/" + name_of_dataset);
     return path;
   }
 
@@ -139,9 +143,8 @@ std::vector<std::uint64_t> read_table(hid_t file, const std::string& path, std::
   std::vector<std::uint64_t> table(blocks);
   if (blocks == 0) return table;
   const Dataset dataset(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "H5Dopen");
-  check_hdf5(
-      H5Dread(dataset.get(), H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, table.data()),
-      "H5Dread");
+  check_hdf5(H5Dread(dataset.get(), H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, table.data()),
+             "H5Dread");
   return table;
 }
 
@@ -281,8 +284,7 @@ Manifest manifest_from_json(const std::string& text)
       if (layout.blocks() != optimizer.blocks)
         throw CheckpointError("its parameters do not fill its blocks");
       for (std::size_t p = 0; p < layout.parameters(); ++p)
-        if (entry.at("parameters")[p].at("first_block").get<std::size_t>() !=
-            layout.first_block(p))
+        if (entry.at("parameters")[p].at("first_block").get<std::size_t>() != layout.first_block(p))
           throw CheckpointError("its parameters do not lie where they should");
     }
     return manifest;
@@ -334,9 +336,32 @@ Certificate certificate_from_json(const std::string& text)
   }
 }
 
+std::uint64_t room_for_payload(const Manifest& manifest)
+{
+  std::uint64_t bytes = slack;
+  for (const ManifestEntry& optimizer : manifest.optimizers)
+    bytes += optimizer.arrays.size() * (optimizer.blocks * block_bytes + slack) +
+             2048 * optimizer.group.size();
+  return bytes;
+}
+
+std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metadata)
+{
+  std::uint64_t bytes = 16 * slack + metadata.manifest.size() + metadata.control_state.size() +
+                        metadata.configuration.size() + metadata.certificate.size();
+  const auto slots = static_cast<std::uint64_t>(manifest.model_parallel);
+  for (const ManifestEntry& optimizer : manifest.optimizers) {
+    std::uint64_t a_view = 0;  // a group or more, a header, and the mapping of each slab
+    for (std::size_t p = 0; p < optimizer.parameters.size(); ++p)
+      a_view += 8192 + 2048 * optimizer.views[p].size() +
+                slots * (512 + 64 * optimizer.parameters[p].shape.size());
+    bytes += optimizer.arrays.size() * (optimizer.blocks * sizeof(std::uint64_t) + slack + a_view);
+  }
+  return bytes;
+}
+
 void write_metadata(const std::filesystem::path& path, const Manifest& manifest,
-                    const Metadata& metadata,
-                    const std::vector<std::vector<std::uint64_t>>& tables)
+                    const Metadata& metadata, const std::vector<std::vector<std::uint64_t>>& tables)
 {
   // From here to its closing the file carries HDF5's mark of a file that is being written.
   FileHandle file = open_file(path, true);
@@ -352,8 +377,7 @@ void write_metadata(const std::filesystem::path& path, const Manifest& manifest,
       dataset.close("H5Dclose");
       ++table;
     }
-    create_views(file.get(), optimizer,
-                 FlatLayout(optimizer.parameters, manifest.model_parallel));
+    create_views(file.get(), optimizer, FlatLayout(optimizer.parameters, manifest.model_parallel));
   }
   write_text(file.get(), manifest_path, metadata.manifest);
   write_text(file.get(), control_path, metadata.control_state);

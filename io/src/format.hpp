@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// What a checkpoint file says about itself: manifest, certificate, hash tables, and the names of its
-// datasets. Writing and judging the metadata is here, moving the payload is save.cpp and
+// What a checkpoint file says about itself: manifest, certificate, hash tables, and the names of
+// its datasets. Writing and judging the metadata is here, moving the payload is save.cpp and
 // restore.cpp.
 #pragma once
 
@@ -32,7 +32,7 @@ struct ManifestEntry {
   std::string group;                ///< of its flat arrays
   std::vector<std::string> arrays;  ///< "master", ...
   ParameterSet parameters;
-  std::vector<std::string> views;   ///< by parameter: the group of its virtual datasets
+  std::vector<std::string> views;  ///< by parameter: the group of its virtual datasets
   std::size_t blocks = 0;
 
   std::string data_path(const std::string& array) const { return group + "/" + array; }
@@ -44,8 +44,8 @@ struct Manifest {
   std::vector<ManifestEntry> optimizers;
 };
 
-/// Gives every optimizer and parameter a place in the file: its name where HDF5 can have it, a close
-/// one otherwise ('.' and control characters become '_', a name that is taken gets "~2").
+/// Gives every optimizer and parameter a place in the file: its name where HDF5 can have it, a
+/// close one otherwise ('.' and control characters become '_', a name that is taken gets "~2").
 void assign_paths(Manifest& manifest);
 
 std::string to_json(const Manifest& manifest);
@@ -76,6 +76,11 @@ struct Metadata {
   std::string manifest, control_state, configuration, certificate;  ///< texts
   std::vector<ArrayPlace> places;  ///< by optimizer and array, in the manifest's order
 };
+
+/// Bytes that are more than enough for the flat arrays, and for everything that write_metadata
+/// adds.
+std::uint64_t room_for_payload(const Manifest& manifest);
+std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metadata);
 
 /// Rank zero's last word in a file whose payload is complete. `tables`: block hashes by optimizer
 /// and array. Throws Hdf5Failure.

@@ -112,11 +112,12 @@ void ParallelFile::close()
   if (id_ >= 0) check_hdf5(H5Fclose(std::exchange(id_, H5I_INVALID_HID)), "H5Fclose");
 }
 
-FileHandle create_file(const std::filesystem::path& path)
+void make_empty_file(const std::filesystem::path& path)
 {
   const PropertyList creation = creation_list(H5P_FILE_CREATE);
-  return {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access_list().get()),
-          "H5Fcreate"};
+  FileHandle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access_list().get()),
+                  "H5Fcreate");
+  file.close("H5Fclose");
 }
 
 FileHandle open_file(const std::filesystem::path& path, bool to_write)
@@ -155,8 +156,7 @@ std::uint64_t flat_offset(hid_t file, const std::string& path, hid_t type, std::
 {
   const Dataset dataset = open_dataset(file, path);
   const PropertyList creation(H5Dget_create_plist(dataset.get()), "H5Dget_create_plist");
-  if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS ||
-      H5Pget_external_count(creation.get()) != 0)
+  if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS || H5Pget_external_count(creation.get()) != 0)
     throw Hdf5Failure(fmt::format("{} is not contiguous; the file was repacked", path));
   const Datatype stored(H5Dget_type(dataset.get()), "H5Dget_type");
   if (check_hdf5(H5Tequal(stored.get(), type), "H5Tequal") == 0)
@@ -208,8 +208,8 @@ bool has_dataset(hid_t file, const std::string& path)
 void write_attribute(hid_t file, const char* name, std::uint32_t value)
 {
   const Dataspace space(H5Screate(H5S_SCALAR), "H5Screate");
-  Attribute attribute(
-      H5Acreate2(file, name, H5T_STD_U32LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), "H5Acreate");
+  Attribute attribute(H5Acreate2(file, name, H5T_STD_U32LE, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                      "H5Acreate");
   check_hdf5(H5Awrite(attribute.get(), H5T_NATIVE_UINT32, &value), "H5Awrite");
   attribute.close("H5Aclose");
 }
@@ -234,21 +234,19 @@ void create_view(hid_t file, const std::string& path, std::span<const std::size_
   const float hole = std::numeric_limits<float>::quiet_NaN();
   check_hdf5(H5Pset_fill_value(creation.get(), H5T_NATIVE_FLOAT, &hole), "H5Pset_fill_value");
   std::vector<hsize_t> extents(shape.begin(), shape.end());
-  if (extents.empty()) extents = {1};  // a virtual dataset cannot be a scalar
-  const Dataspace space(
-      H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
-      "H5Screate_simple");
+  if (extents.empty()) extents.push_back(1);  // a virtual dataset cannot be a scalar
+  const Dataspace space(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
+                        "H5Screate_simple");
   for (const VirtualSlab& slab : slabs) {
     check_hdf5(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, slab.begin.data(), nullptr,
                                    slab.shape.data(), nullptr),
                "H5Sselect_hyperslab");
     const Dataspace flat = flat_space(source_elements);
     const hsize_t begin = slab.first_element;
-    const hsize_t count = std::accumulate(slab.shape.begin(), slab.shape.end(), hsize_t{1},
-                                          std::multiplies<>());
-    check_hdf5(
-        H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
-        "H5Sselect_hyperslab");
+    const hsize_t count =
+        std::accumulate(slab.shape.begin(), slab.shape.end(), hsize_t{1}, std::multiplies<>());
+    check_hdf5(H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
+               "H5Sselect_hyperslab");
     check_hdf5(H5Pset_virtual(creation.get(), space.get(), ".", source.c_str(), flat.get()),
                "H5Pset_virtual");
   }

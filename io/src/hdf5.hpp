@@ -94,8 +94,11 @@ class ParallelFile {
   hid_t id_ = H5I_INVALID_HID;
 };
 
-/// A new, empty file by the serial driver, over whatever `path` is.
-FileHandle create_file(const std::filesystem::path& path);
+/// A new file with nothing in it (less than 1 KiB), over whatever `path` is.
+void make_empty_file(const std::filesystem::path& path);
+/// By the serial driver. Closing a file that could not be written leaves HDF5 1.10 with a dangling
+/// identifier and the process with a crash at its end, so whoever changes a file reserves the room
+/// for it before.
 FileHandle open_file(const std::filesystem::path& path, bool to_write);
 
 Dataspace flat_space(std::uint64_t elements);
@@ -114,13 +117,14 @@ void write_attribute(hid_t file, const char* name, std::uint32_t value);
 /// Throws Hdf5Failure if there is none.
 std::uint32_t read_attribute(hid_t file, const char* name);
 
-/// One slab of a virtual dataset: where it lies there, and from which element of the flat dataset on
-/// it comes, row-major.
+/// One slab of a virtual dataset: where it lies there, and from which element of the flat dataset
+/// on it comes, row-major.
 struct VirtualSlab {
   std::vector<hsize_t> begin, shape;
   std::uint64_t first_element = 0;
 };
-/// A view of fp32 values with a real shape on the flat dataset `source`; what no slab covers is NaN.
+/// A view of fp32 values with a real shape on the flat dataset `source`; what no slab covers is
+/// NaN.
 void create_view(hid_t file, const std::string& path, std::span<const std::size_t> shape,
                  std::span<const VirtualSlab> slabs, const std::string& source,
                  std::uint64_t source_elements);

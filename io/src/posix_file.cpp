@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "tutti/error.hpp"
 
@@ -23,16 +24,23 @@ constexpr std::size_t most_bytes = std::size_t{1} << 30;
 const char* suggestion(int error)
 {
   switch (error) {
-    case ENOSPC: return "free space there";
-    case EDQUOT: return "free some of the quota there";
-    case EFBIG: return "raise the limit on file sizes (ulimit -f)";
+    case ENOSPC:
+      return "free space there";
+    case EDQUOT:
+      return "free some of the quota there";
+    case EFBIG:
+      return "raise the limit on file sizes (ulimit -f)";
     case EACCES:
     case EPERM:
-    case EROFS: return "choose a directory that can be written, or mend its permissions";
-    case ENOENT: return "check the path";
+    case EROFS:
+      return "choose a directory that can be written, or mend its permissions";
+    case ENOENT:
+      return "check the path";
     case ENOTDIR:
-    case EEXIST: return "choose another path";
-    default: return "check the file system";
+    case EEXIST:
+      return "choose another path";
+    default:
+      return "check the file system";
   }
 }
 
@@ -131,16 +139,24 @@ void PosixFile::write_at(std::uint64_t offset, const void* data, std::size_t byt
   }
 }
 
-void PosixFile::reserve() const
+void PosixFile::reserve(std::uint64_t begin, std::uint64_t end) const
 {
+  if (begin >= end) return;
+  if (end > size() &&
+      retried([&] { return ::ftruncate(descriptor_, static_cast<off_t>(end)); }) != 0)
+    fail("reserve room for", path_, errno);
 #ifdef __linux__
-  const auto bytes = static_cast<off_t>(size());
-  if (bytes == 0) return;
-  const int result = retried([&] { return ::fallocate(descriptor_, 0, 0, bytes); });
-  // Many file systems cannot reserve; then a lack of space shows while writing.
-  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
-    fail("reserve space for", path_, errno);
+  if (retried([&] {
+        return ::fallocate(descriptor_, 0, static_cast<off_t>(begin),
+                           static_cast<off_t>(end - begin));
+      }) == 0)
+    return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) fail("reserve room for", path_, errno);
 #endif
+  const std::vector<std::byte> zeros(std::size_t{1} << 20);
+  end = std::min(end, begin + (std::uint64_t{64} << 20));
+  for (; begin < end; begin += zeros.size())
+    write_at(begin, zeros.data(), std::min<std::uint64_t>(zeros.size(), end - begin));
 }
 
 void PosixFile::sync() const
@@ -167,8 +183,8 @@ void make_directory(const std::filesystem::path& directory)
 
 void sync_directory(const std::filesystem::path& directory)
 {
-  const int descriptor = retried(
-      [&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  const int descriptor =
+      retried([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) fail("open", directory, errno);
   const int result = retried([&] { return ::fsync(descriptor); });
   const int error = errno;

@@ -26,8 +26,9 @@ class PosixFile {
   /// All of it or an error; a file that ends early is one.
   void read_at(std::uint64_t offset, void* data, std::size_t bytes) const;
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes) const;
-  /// Takes the file's whole size from the file system now, where it can.
-  void reserve() const;
+  /// Makes the file at least `end` bytes long and takes the room for [begin, end) from the file
+  /// system now. Where it cannot be asked for room, zeros are written, up to 64 MiB of them.
+  void reserve(std::uint64_t begin, std::uint64_t end) const;
   void sync() const;
   void close();
 

@@ -56,13 +56,6 @@ std::string shape_text(const std::vector<std::size_t>& shape)
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-std::optional<std::size_t> find(const ParameterSet& set, const std::string& name)
-{
-  for (std::size_t p = 0; p < set.size(); ++p)
-    if (set[p].name == name) return p;
-  return std::nullopt;
-}
-
 /// Index by index of the run's list: where the saved list has the same name.
 struct Match {
   std::size_t optimizer = 0;
@@ -115,12 +108,10 @@ std::string packed(const Metadata& metadata)
 {
   json places = json::array();
   for (const ArrayPlace& place : metadata.places) places.push_back({place.data, place.hashes});
-  return json{{"format_version", metadata.format_version},
-              {"manifest", metadata.manifest},
-              {"control_state", metadata.control_state},
-              {"configuration", metadata.configuration},
-              {"certificate", metadata.certificate},
-              {"places", places}}
+  return json{
+      {"format_version", metadata.format_version}, {"manifest", metadata.manifest},
+      {"control_state", metadata.control_state},   {"configuration", metadata.configuration},
+      {"certificate", metadata.certificate},       {"places", places}}
       .dump();
 }
 
@@ -134,8 +125,7 @@ Metadata unpacked(const std::string& text)
   in.at("configuration").get_to(metadata.configuration);
   in.at("certificate").get_to(metadata.certificate);
   for (const json& place : in.at("places"))
-    metadata.places.push_back(
-        {place.at(0).get<std::uint64_t>(), place.at(1).get<std::uint64_t>()});
+    metadata.places.push_back({place.at(0).get<std::uint64_t>(), place.at(1).get<std::uint64_t>()});
   return metadata;
 }
 
@@ -218,10 +208,10 @@ void Restore::judge()
     throw CheckpointError(
         refused("its control state is not that of its certificate", "restore another one"));
   if (options_.epoch_samples && control.ledger.epoch_samples != *options_.epoch_samples)
-    throw CheckpointError(refused(fmt::format("its epoch has {} samples and this run's has {}",
-                                              control.ledger.epoch_samples,
-                                              *options_.epoch_samples),
-                                  "give the data that it was trained on"));
+    throw CheckpointError(
+        refused(fmt::format("its epoch has {} samples and this run's has {}",
+                            control.ledger.epoch_samples, *options_.epoch_samples),
+                "give the data that it was trained on"));
 }
 
 void Restore::match()
@@ -331,8 +321,8 @@ void Restore::fill_optimizer(std::size_t index, BlockReader& reader)
         throw CheckpointError(
             refused(fmt::format("{} block {}: element {} of parameter '{}' is {}",
                                 saved.data_path(array.name), (copy.from + bad) / block_elements,
-                                slot.piece(p).global_index(in_piece),
-                                (*state.parameters)[p].name, from[bad]),
+                                slot.piece(p).global_index(in_piece), (*state.parameters)[p].name,
+                                from[bad]),
                     "restore another one"));
       }
     }

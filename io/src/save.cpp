@@ -292,10 +292,10 @@ void Save::gather_hashes()
     });
     for (std::size_t a = 0; a < source.state.arrays.size(); ++a, ++next) {
       std::vector<std::uint64_t> arrived(order.size());
-      check_mpi(MPI_Gatherv(hashes_[next].data(), static_cast<int>(hashes_[next].size()),
-                            MPI_UINT64_T, arrived.data(), counts.data(), begins.data(),
-                            MPI_UINT64_T, 0, world_),
-                "MPI_Gatherv of block hashes");
+      check_mpi(
+          MPI_Gatherv(hashes_[next].data(), static_cast<int>(hashes_[next].size()), MPI_UINT64_T,
+                      arrived.data(), counts.data(), begins.data(), MPI_UINT64_T, 0, world_),
+          "MPI_Gatherv of block hashes");
       auto& table = tables_.emplace_back(order.size());
       for (std::size_t i = 0; i < order.size(); ++i) table[order[i]] = arrived[i];
     }
@@ -322,9 +322,13 @@ void Save::choose_names()
 void Save::create_skeleton()
 {
   make_directory(directory_);
-  PosixFile exclusive = PosixFile::create(temporary_);
+  const PosixFile exclusive = PosixFile::create(temporary_);
   try {
-    FileHandle file = create_file(temporary_);
+    // Twice: creating the file gives the room back, and its first bytes need some.
+    exclusive.reserve(0, room_for_payload(manifest_));
+    make_empty_file(temporary_);
+    exclusive.reserve(exclusive.size(), room_for_payload(manifest_));
+    FileHandle file = open_file(temporary_, true);
     for (const ManifestEntry& optimizer : manifest_.optimizers) {
       make_groups(file.get(), optimizer.group + "/");
       for (const std::string& array : optimizer.arrays)
@@ -332,11 +336,10 @@ void Save::create_skeleton()
                     optimizer.blocks * block_elements)
             .close("H5Dclose");
     }
-    file.close("H5Fclose");
+    file.close("H5Fclose");  // cuts the file to what is needed
   } catch (const Hdf5Failure& failure) {
     fail(failure);
   }
-  exclusive.reserve();
 }
 
 /// By parallel HDF5: all ranks open the file together, each writes its own blocks independently.
@@ -401,9 +404,8 @@ void Save::write_array(hid_t dataset, const Source& source, const StateArray& ar
     const hsize_t count = run.count;
     const hsize_t width = block_elements;
     try {
-      check_hdf5(
-          H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, &stride, &count, &width),
-          "H5Sselect_hyperslab");
+      check_hdf5(H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, &stride, &count, &width),
+                 "H5Sselect_hyperslab");
       const Dataspace memory = flat_space(run.count * block_elements);
       check_hdf5(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory.get(), flat.get(), H5P_DEFAULT, values),
                  "H5Dwrite");
@@ -431,6 +433,8 @@ void Save::complete()
   for (const auto& table : tables_)
     certificate_.tables.push_back(hash_bytes(table.data(), table.size() * sizeof(table[0])));
   metadata.certificate = to_json(certificate_);
+  const std::uint64_t size = file_.size();
+  file_.reserve(size, size + room_for_metadata(manifest_, metadata));
   try {
     write_metadata(temporary_, manifest_, metadata, tables_);
   } catch (const Hdf5Failure& failure) {

@@ -55,11 +55,16 @@ Problem attempt(const std::function<void()>& work)
 [[noreturn]] void raise(const Problem& problem)
 {
   switch (problem.code) {
-    case ErrorCode::invalid_argument: throw InvalidArgument(problem.text);
-    case ErrorCode::checkpoint: throw CheckpointError(problem.text);
-    case ErrorCode::device: throw DeviceError(problem.text);
-    case ErrorCode::config: throw ConfigError(problem.text);
-    default: throw IoError(problem.text);
+    case ErrorCode::invalid_argument:
+      throw InvalidArgument(problem.text);
+    case ErrorCode::checkpoint:
+      throw CheckpointError(problem.text);
+    case ErrorCode::device:
+      throw DeviceError(problem.text);
+    case ErrorCode::config:
+      throw ConfigError(problem.text);
+    default:
+      throw IoError(problem.text);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// How a failure of one rank becomes the same typed error on all ranks: local work runs guarded, then
-// the ranks agree. Everything in io/ that can fail locally goes through here.
+// How a failure of one rank becomes the same typed error on all ranks: local work runs guarded,
+// then the ranks agree. Everything in io/ that can fail locally goes through here.
 #pragma once
 
 #include <mpi.h>

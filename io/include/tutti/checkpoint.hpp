@@ -46,14 +46,14 @@ enum class Verify : std::uint8_t {
 struct RestoreOptions {
   Verify verify = Verify::full;
   /// Samples of one epoch in this run; a checkpoint with another number is refused. Nothing: any.
-  std::optional<std::uint64_t> epoch_samples;
+  std::optional<std::uint64_t> epoch_samples = std::nullopt;
 };
 
 /// What a checkpoint holds besides the arrays.
 struct RestoredControl {
-  ControlState control;             ///< for Coordinator::resume; clocks in this run's order
-  std::string configuration;        ///< JSON text, as it was saved
-  std::uint64_t state_digest = 0;   ///< of the restored arrays, as it was when they were saved
+  ControlState control;            ///< for Coordinator::resume; clocks in this run's order
+  std::string configuration;       ///< JSON text, as it was saved
+  std::uint64_t state_digest = 0;  ///< of the restored arrays, as it was when they were saved
   std::uint32_t format_version = 0;
   int ranks = 0, model_parallel = 0;  ///< of the run that saved
 };
