@@ -69,28 +69,35 @@ class HostDevice final : public Device {
   void* allocate(std::size_t bytes) override
   {
     // Large arrays are streamed through: on huge pages, where the system has them, with fewer TLB
-    // misses.
+    // misses. A kernel walks through up to nine of them side by side; bases that were all equal
+    // modulo a huge page would keep hitting the same memory banks, so each starts at another
+    // offset.
     constexpr std::size_t huge_page = std::size_t{2} << 20;
-    const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : 64;
-    if (bytes > SIZE_MAX - alignment) throw std::bad_alloc();
-    const std::size_t size =
-        (std::max(bytes, std::size_t{1}) + alignment - 1) / alignment * alignment;
-    void* pointer = std::aligned_alloc(alignment, size);
-    if (pointer == nullptr) throw std::bad_alloc();
+    const bool large = bytes >= 2 * huge_page;
+    const std::size_t alignment = large ? huge_page : 64;
+    const std::size_t offset = large ? (1 + arrays_++ % 9 * 33) * std::size_t{4096} : 64;
+    if (bytes > SIZE_MAX - alignment - offset) throw std::bad_alloc();
+    const std::size_t size = (bytes + offset + alignment - 1) / alignment * alignment;
+    void* const base = std::aligned_alloc(alignment, size);
+    if (base == nullptr) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (alignment == huge_page)
-      madvise(pointer, size, MADV_HUGEPAGE);  // advice: refusal is no error
+    if (large) madvise(base, size, MADV_HUGEPAGE);  // advice: refusal is no error
 #endif
     // The threads that will use the pages touch them first.
     constexpr std::size_t page = 4096;
     const std::size_t pages = (size + page - 1) / page;
     for_each_range("tutti::allocate", pages, parts_for(pages), [&](std::size_t, Range range) {
       const std::size_t end = std::min(size, range.end * page);
-      std::memset(static_cast<char*>(pointer) + range.begin * page, 0, end - range.begin * page);
+      std::memset(static_cast<char*>(base) + range.begin * page, 0, end - range.begin * page);
     });
+    void* const pointer = static_cast<char*>(base) + offset;
+    static_cast<void**>(pointer)[-1] = base;
     return pointer;
   }
-  void deallocate(void* pointer) noexcept override { std::free(pointer); }
+  void deallocate(void* pointer) noexcept override
+  {
+    if (pointer != nullptr) std::free(static_cast<void**>(pointer)[-1]);
+  }
   void copy(void* to, const void* from, std::size_t bytes) override
   {
     if (bytes != 0) std::memmove(to, from, bytes);
@@ -170,6 +177,7 @@ class HostDevice final : public Device {
 
   const detail::SimdKernels& kernels_;
   std::size_t threads_;
+  std::size_t arrays_ = 0;  ///< large arrays handed out so far
 };
 
 }  // namespace
