@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Runs the real command through tests/mpirun and checks how it ends, what it writes, and that runs
-which must be equal are equal. One group of cases a call; small synthetic images, but for the main job.
+which must be equal are equal. One group of cases a call; small synthetic images, but for the main
+job.
 
 usage: system_test.py --tutti PROGRAM --mpirun SCRIPT GROUP
 """
