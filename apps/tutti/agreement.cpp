@@ -32,13 +32,16 @@ void collectively(MPI_Comm communicator, const std::function<void()>& work)
     throw;
   } catch (const std::bad_alloc&) {
     code = static_cast<int>(ExitCode::error);
-    message = "memory is exhausted (an allocation failed); use fewer ranks on the node or a smaller model";
+    message =
+        "memory is exhausted (an allocation failed); use fewer ranks on the node or a smaller "
+        "model";
   } catch (const std::exception& error) {
     code = static_cast<int>(exit_code_of(error));
     message = error.what();
   }
   int first = code == 0 ? size : rank;
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, communicator), "MPI_Allreduce");
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, communicator),
+            "MPI_Allreduce");
   if (first == size) return;
   int head[2] = {code, static_cast<int>(message.size())};
   check_mpi(MPI_Bcast(head, 2, MPI_INT, first, communicator), "MPI_Bcast");

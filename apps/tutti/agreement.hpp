@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// How a failure on one rank outside a step becomes the same end on all ranks: work is done everywhere, then all
-// ranks look at whether it went well everywhere.
+// How a failure on one rank outside a step becomes the same end on all ranks: work is done
+// everywhere, then all ranks look at whether it went well everywhere.
 #pragma once
 
 #include <mpi.h>
@@ -23,9 +23,9 @@ struct Refusal : std::runtime_error {
   ExitCode code;
 };
 
-/// Collective over `communicator`: runs `work` on every rank. If it throws on any, all ranks throw Refusal with the
-/// message of the lowest of them. `work` may hold collective calls as long as all ranks get through them. An MpiError
-/// is not caught: it cannot be agreed on.
+/// Collective over `communicator`: runs `work` on every rank. If it throws on any, all ranks throw
+/// Refusal with the message of the lowest of them. `work` may hold collective calls as long as all
+/// ranks get through them. An MpiError is not caught: it cannot be agreed on.
 void collectively(MPI_Comm communicator, const std::function<void()>& work);
 
 }  // namespace tutti::apps

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The cost of a step boundary on synthetic gradients that are already in place. Steps and memory bounds are measured
-// by turns, all ranks at once, so that both see the same machine.
+// The cost of a step boundary on synthetic gradients that are already in place. Steps and memory
+// bounds are measured by turns, all ranks at once, so that both see the same machine.
 #include "bench_step.hpp"
 
 #include <fmt/format.h>
@@ -24,10 +24,11 @@
 namespace tutti::apps {
 namespace {
 
-constexpr std::array<const char*, 7> phase_names = {"exchange + scan", "ballot", "stage", "gather", "confirm",
-                                                    "publish", "waiting"};
+constexpr std::array<const char*, 7> phase_names = {
+    "exchange + scan", "ballot", "stage", "gather", "confirm", "publish", "waiting"};
 constexpr std::uint64_t warm_up_steps = 2;
-/// Seconds of memory measurement between two steps, and the arrays for it: larger than the caches together.
+/// Seconds of memory measurement between two steps, and the arrays for it: larger than the caches
+/// together.
 constexpr double bound_seconds = 0.15;
 constexpr std::size_t bound_bytes = std::size_t{64} << 20;
 
@@ -44,22 +45,24 @@ double over_ranks(double value, MPI_Op op, MPI_Comm world)
   return value;
 }
 
-/// Bytes that the program reads and writes in one committed update, for a parameter of an owner, averaged over all.
-/// With D data-parallel ranks, of which S share memory with the owner (itself included), w bytes on the wire and p
-/// bytes of a model value:
+/// Bytes that the program reads and writes in one committed update, for a parameter of an owner,
+/// averaged over all. With D data-parallel ranks, of which S share memory with the owner (itself
+/// included), w bytes on the wire and p bytes of a model value:
 ///   sum and scan    reads D w, writes the fp32 sum 4
-///   Adam            reads the sum 4 and master, exp_avg, exp_avg_sq 12; writes 12 and the model value p
-///   between domains each of the D - S other contributions is read by its sender and written by the receiver, 2 w;
+///   Adam            reads the sum 4 and master, exp_avg, exp_avg_sq 12; writes 12 and the model
+///   value p between domains each of the D - S other contributions is read by its sender and
+///   written by the receiver, 2 w;
 ///                   each of the other domains gets the new value, 2 p
-/// Hidden traffic (the read of a line before a plain store) and copies inside MPI are not counted. `reduce_scatter`
-/// is counted like messages between all ranks.
+/// Hidden traffic (the read of a line before a plain store) and copies inside MPI are not counted.
+/// `reduce_scatter` is counted like messages between all ranks.
 double bytes_per_parameter(const Topology& topology, bool direct, double wire, double value)
 {
   const int data_parallel = topology.data_parallel();
   double contributions = 0, copies = 0;
   for (int d = 0; d < data_parallel; ++d) {
     const int rank = d * topology.model_parallel() + topology.model_rank();
-    const bool near = direct ? topology.same_domain(rank, topology.rank()) : rank == topology.rank();
+    const bool near =
+        direct ? topology.same_domain(rank, topology.rank()) : rank == topology.rank();
     if (!near) contributions += 1;
     bool first = !near;  // one copy of the weights a domain
     for (int e = 0; e < d && first && direct; ++e)
@@ -77,7 +80,8 @@ void fill_gradient(std::vector<std::byte>& values, Precision precision, std::uin
   for (std::size_t at = 0; at < count; at += chunk.size()) {
     chunk.resize(std::min<std::size_t>(count - at, 1u << 16));
     for (std::size_t i = 0; i < chunk.size(); ++i)
-      chunk[i] = static_cast<float>(static_cast<double>(mix64(stream, at + i) >> 40) * 0x1p-24 - 0.5);
+      chunk[i] =
+          static_cast<float>(static_cast<double>(mix64(stream, at + i) >> 40) * 0x1p-24 - 0.5);
     from_fp32(values.data() + at * bytes_of(precision), precision, chunk.data(), chunk.size());
   }
 }
@@ -86,28 +90,52 @@ void fill_gradient(std::vector<std::byte>& values, Precision precision, std::uin
 
 void declare(OptionTable& table, BenchConfig& c)
 {
-  const auto whole = [&](const char* name, std::uint64_t& target, double minimum, double maximum, const char* help) {
-    table.add({.name = name, .argument = "N", .target = &target, .role = Role::launch, .help = help,
-               .minimum = minimum, .maximum = maximum});
+  const auto whole = [&](const char* name, std::uint64_t& target, double minimum, double maximum,
+                         const char* help) {
+    table.add({.name = name,
+               .argument = "N",
+               .target = &target,
+               .role = Role::launch,
+               .help = help,
+               .minimum = minimum,
+               .maximum = maximum});
   };
-  const auto choice = [&](const char* name, std::string& target, std::vector<std::string> choices, const char* help) {
-    table.add({.name = name, .argument = fmt::format("{}", fmt::join(choices, "|")), .target = &target,
-               .role = Role::launch, .help = help, .choices = std::move(choices)});
+  const auto choice = [&](const char* name, std::string& target, std::vector<std::string> choices,
+                          const char* help) {
+    table.add({.name = name,
+               .argument = fmt::format("{}", fmt::join(choices, "|")),
+               .target = &target,
+               .role = Role::launch,
+               .help = help,
+               .choices = std::move(choices)});
   };
   whole("elements", c.elements, 1, 1e11, "parameters over all model-parallel ranks");
   whole("steps", c.steps, 1, 1e6, "measured steps");
-  whole("model-parallel", c.model_parallel, 1, 4096, "ranks that one copy of the model is cut over");
+  whole("model-parallel", c.model_parallel, 1, 4096,
+        "ranks that one copy of the model is cut over");
   choice("precision", c.precision, {"fp16", "bf16", "fp32"}, "of model values and gradients");
   choice("wire", c.wire, {"auto", "fp32"}, "precision in which gradients travel");
-  choice("update", c.update, {"staged", "in_place"}, "make the update beside the state, or over it");
-  choice("exchange", c.exchange, {"ordered", "reduce_scatter"}, "how gradients are summed over ranks");
+  choice("update", c.update, {"staged", "in_place"},
+         "make the update beside the state, or over it");
+  choice("exchange", c.exchange, {"ordered", "reduce_scatter"},
+         "how gradients are summed over ranks");
   choice("shared-memory", c.shared_memory, {"on", "off"}, "within a node; off: messages");
-  table.add({.name = "max-norm", .argument = "X", .target = &c.max_norm, .role = Role::launch,
-             .help = "clip to this norm; 0: no clipping", .minimum = 0});
-  table.add({.name = "rank-weights", .argument = "equal|w,w,...", .target = &c.rank_weights, .role = Role::launch,
+  table.add({.name = "max-norm",
+             .argument = "X",
+             .target = &c.max_norm,
+             .role = Role::launch,
+             .help = "clip to this norm; 0: no clipping",
+             .minimum = 0});
+  table.add({.name = "rank-weights",
+             .argument = "equal|w,w,...",
+             .target = &c.rank_weights,
+             .role = Role::launch,
              .help = "share of the state that each rank owns",
              .check = [](const std::string& text) { parse_rank_weights(text, 0, 1); }});
-  table.add({.name = "summary", .argument = "FILE.json", .target = &c.summary, .role = Role::local,
+  table.add({.name = "summary",
+             .argument = "FILE.json",
+             .target = &c.summary,
+             .role = Role::local,
              .help = "the result as JSON"});
 }
 
@@ -120,10 +148,13 @@ ExitCode bench_step(const BenchConfig& c)
   const int model_parallel = static_cast<int>(c.model_parallel);
   collectively(world, [&] {
     if (ranks % model_parallel != 0)
-      throw ConfigError(fmt::format("model-parallel = {} does not divide the number of ranks ({}); start a multiple of {} "
-                                    "ranks or change --model-parallel", model_parallel, ranks, model_parallel));
+      throw ConfigError(fmt::format(
+          "model-parallel = {} does not divide the number of ranks ({}); start a multiple of {} "
+          "ranks or change --model-parallel",
+          model_parallel, ranks, model_parallel));
     if (c.elements < c.model_parallel)
-      throw ConfigError("elements is below model-parallel (a rank would hold none); raise --elements");
+      throw ConfigError(
+          "elements is below model-parallel (a rank would hold none); raise --elements");
   });
   TopologyOptions topology_options;
   topology_options.model_parallel = model_parallel;
@@ -142,14 +173,18 @@ ExitCode bench_step(const BenchConfig& c)
   });
   collectively(world, [&] {
     ParameterSet parameters;
-    parameters.add({.name = "flat", .shape = {c.elements}, .precision = precision, .placement = Placement::split});
+    parameters.add({.name = "flat",
+                    .shape = {c.elements},
+                    .precision = precision,
+                    .placement = Placement::split});
     adam = std::make_unique<ShardedAdam>(topology, *device, std::move(parameters), options);
   });
   CoordinatorOptions coordinator_options;
   coordinator_options.policy.max_norm = c.max_norm;
   coordinator_options.policy.update = options.update;
   coordinator_options.window_samples = static_cast<std::uint64_t>(topology.data_parallel());
-  coordinator = std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()}, coordinator_options);
+  coordinator = std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()},
+                                              coordinator_options);
   std::vector<std::byte> gradient;
   collectively(world, [&] {
     adam->initialize([&](std::size_t) { return std::vector<float>(c.elements, 0.5f); });
@@ -158,7 +193,8 @@ ExitCode bench_step(const BenchConfig& c)
     device->copy(adam->gradient(0), gradient.data(), gradient.size());
   });
 
-  // Gradients stay in place from step to step: nobody writes them but this program, which the norm proves.
+  // Gradients stay in place from step to step: nobody writes them but this program, which the norm
+  // proves.
   double first_norm = 0;
   std::vector<double> step_seconds, accumulate_seconds;
   std::array<std::vector<double>, phase_names.size()> phase_seconds;
@@ -174,20 +210,27 @@ ExitCode bench_step(const BenchConfig& c)
     const Outcome outcome = coordinator->step(window);
     const double mine = MPI_Wtime() - start;
     if (!outcome.committed() || (s > 0 && outcome.grad_norm != first_norm))
-      throw Refusal(ExitCode::error,
-                    fmt::format("step {} is no measurement (norm {}, first norm {}); this is a defect of tutti", s,
-                                outcome.grad_norm, first_norm));
+      throw Refusal(
+          ExitCode::error,
+          fmt::format(
+              "step {} is no measurement (norm {}, first norm {}); this is a defect of tutti", s,
+              outcome.grad_norm, first_norm));
     first_norm = outcome.grad_norm;
     const double slowest = over_ranks(mine, MPI_MAX, world);
     const double accumulate = over_ranks(accumulated - begin, MPI_MAX, world);
     const PhaseTimes& t = coordinator->times();
-    // The last rank to reach a ballot waits for nobody: its time is what the ballot costs; what others spend there
-    // beyond it is waiting for a slower rank's kernels.
-    const double ballot = over_ranks(t.ballot, MPI_MIN, world), confirm = over_ranks(t.confirm, MPI_MIN, world);
+    // The last rank to reach a ballot waits for nobody: its time is what the ballot costs; what
+    // others spend there beyond it is waiting for a slower rank's kernels.
+    const double ballot = over_ranks(t.ballot, MPI_MIN, world),
+                 confirm = over_ranks(t.confirm, MPI_MIN, world);
     const double waiting = over_ranks(t.ballot - ballot + t.confirm - confirm, MPI_MAX, world);
-    const std::array<double, phase_names.size()> times = {
-        over_ranks(t.exchange, MPI_MAX, world), ballot, over_ranks(t.stage, MPI_MAX, world),
-        over_ranks(t.gather, MPI_MAX, world), confirm, over_ranks(t.publish, MPI_MAX, world), waiting};
+    const std::array<double, phase_names.size()> times = {over_ranks(t.exchange, MPI_MAX, world),
+                                                          ballot,
+                                                          over_ranks(t.stage, MPI_MAX, world),
+                                                          over_ranks(t.gather, MPI_MAX, world),
+                                                          confirm,
+                                                          over_ranks(t.publish, MPI_MAX, world),
+                                                          waiting};
     check_mpi(MPI_Barrier(world), "MPI_Barrier");
     const MemoryBound bound = measure_memory_bounds(bound_bytes, bound_seconds);
     const std::array<double, 3> speeds = {bound.copy, bound.multiply, bound.triad};
@@ -195,12 +238,15 @@ ExitCode bench_step(const BenchConfig& c)
     step_seconds.push_back(slowest);
     accumulate_seconds.push_back(accumulate);
     for (std::size_t p = 0; p < times.size(); ++p) phase_seconds[p].push_back(times[p]);
-    for (std::size_t b = 0; b < bounds.size(); ++b) bounds[b].push_back(over_ranks(speeds[b], MPI_SUM, world));
+    for (std::size_t b = 0; b < bounds.size(); ++b)
+      bounds[b].push_back(over_ranks(speeds[b], MPI_SUM, world));
   }
 
   const double seconds = median(step_seconds);
-  const double wire = options.fp32_wire || options.reduce_scatter ? 4 : static_cast<double>(bytes_of(precision));
-  const double own = bytes_per_parameter(topology, !options.reduce_scatter, wire, static_cast<double>(bytes_of(precision)));
+  const double wire =
+      options.fp32_wire || options.reduce_scatter ? 4 : static_cast<double>(bytes_of(precision));
+  const double own = bytes_per_parameter(topology, !options.reduce_scatter, wire,
+                                         static_cast<double>(bytes_of(precision)));
   const double bytes = over_ranks(own, MPI_SUM, world) / ranks;
   const double elements = static_cast<double>(c.elements);
   const double moved = bytes * elements / seconds / 1e9;
@@ -213,29 +259,48 @@ ExitCode bench_step(const BenchConfig& c)
   nlohmann::ordered_json share = nlohmann::ordered_json::object();
   for (std::size_t p = 0; p < phases.size(); ++p) share[phase_names[p]] = phases[p] / seconds;
   const nlohmann::ordered_json result = {
-      {"elements", c.elements}, {"ranks", ranks}, {"model_parallel", model_parallel}, {"precision", c.precision},
-      {"wire", wire == 4 ? "fp32" : c.precision}, {"update", c.update}, {"exchange", adam->exchange_description()},
-      {"device", device->name()}, {"step_seconds", seconds}, {"accumulate_seconds", median(accumulate_seconds)},
-      {"parameters_per_second", elements / seconds}, {"bytes_per_parameter", bytes}, {"gigabytes_per_second", moved},
+      {"elements", c.elements},
+      {"ranks", ranks},
+      {"model_parallel", model_parallel},
+      {"precision", c.precision},
+      {"wire", wire == 4 ? "fp32" : c.precision},
+      {"update", c.update},
+      {"exchange", adam->exchange_description()},
+      {"device", device->name()},
+      {"step_seconds", seconds},
+      {"accumulate_seconds", median(accumulate_seconds)},
+      {"parameters_per_second", elements / seconds},
+      {"bytes_per_parameter", bytes},
+      {"gigabytes_per_second", moved},
       {"bound_gigabytes_per_second", best},
       {"bounds", {{"copy", bound[0]}, {"multiply", bound[1]}, {"triad", bound[2]}}},
-      {"fraction_of_bound", moved / best}, {"phase_share", share}};
+      {"fraction_of_bound", moved / best},
+      {"phase_share", share}};
   collectively(world, [&] {
-    if (topology.rank() == 0 && !c.summary.empty()) write_text_file(c.summary, result.dump(2) + "\n");
+    if (topology.rank() == 0 && !c.summary.empty())
+      write_text_file(c.summary, result.dump(2) + "\n");
   });
   if (topology.rank() == 0) {
-    fmt::print("{} parameters, {} ranks ({} data-parallel x {} model-parallel), model {}, wire {}, {} update\n", c.elements,
-               ranks, topology.data_parallel(), model_parallel, c.precision, wire == 4 ? "fp32" : c.precision, c.update);
+    fmt::print(
+        "{} parameters, {} ranks ({} data-parallel x {} model-parallel), model {}, wire {}, {} "
+        "update\n",
+        c.elements, ranks, topology.data_parallel(), model_parallel, c.precision,
+        wire == 4 ? "fp32" : c.precision, c.update);
     fmt::print("{}, {}\n", device->name(), adam->exchange_description());
-    fmt::print("step            {:9.2f} ms   {:.0f} million parameters/s (median of {}, slowest rank)\n", seconds * 1e3,
-               elements / seconds / 1e6, c.steps);
-    fmt::print("accumulate      {:9.2f} ms   before the step, not part of it\n", median(accumulate_seconds) * 1e3);
+    fmt::print(
+        "step            {:9.2f} ms   {:.0f} million parameters/s (median of {}, slowest rank)\n",
+        seconds * 1e3, elements / seconds / 1e6, c.steps);
+    fmt::print("accumulate      {:9.2f} ms   before the step, not part of it\n",
+               median(accumulate_seconds) * 1e3);
     fmt::print("bytes moved     {:9.1f} a parameter, {:.1f} GB/s over all ranks\n", bytes, moved);
-    fmt::print("memory bound    {:9.1f} GB/s by all ranks at once (copy {:.1f}, multiply {:.1f}, triad {:.1f})\n", best,
-               bound[0], bound[1], bound[2]);
+    fmt::print(
+        "memory bound    {:9.1f} GB/s by all ranks at once (copy {:.1f}, multiply {:.1f}, triad "
+        "{:.1f})\n",
+        best, bound[0], bound[1], bound[2]);
     fmt::print("fraction        {:9.2f} of the memory bound\n", moved / best);
     for (std::size_t p = 0; p < phases.size(); ++p)
-      fmt::print("  {:<15} {:7.2f} ms {:6.2f} %\n", phase_names[p], phases[p] * 1e3, 100 * phases[p] / seconds);
+      fmt::print("  {:<15} {:7.2f} ms {:6.2f} %\n", phase_names[p], phases[p] * 1e3,
+                 100 * phases[p] / seconds);
   }
   coordinator->close();
   adam->close_buffers();

@@ -15,7 +15,8 @@
 
 namespace tutti::apps {
 
-FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder, MPI_Comm world)
+FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder,
+                                MPI_Comm world)
 {
   FoundCheckpoint found;
   if (resume == "latest") {
@@ -23,9 +24,10 @@ FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& fo
     collectively(world, [&] {
       const auto path = latest_checkpoint(folder, topology, &found.refused);
       if (!path)
-        throw ConfigError(fmt::format("checkpoint-dir {} holds no complete checkpoint ({}); leave --resume out to start "
-                                      "anew", folder,
-                                      found.refused.empty() ? "no file step-*.h5" : found.refused.front()));
+        throw ConfigError(fmt::format(
+            "checkpoint-dir {} holds no complete checkpoint ({}); leave --resume out to start "
+            "anew",
+            folder, found.refused.empty() ? "no file step-*.h5" : found.refused.front()));
       found.path = path->string();
     });
     topology.close();
@@ -37,8 +39,10 @@ FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& fo
   collectively(world, [&] {
     if (rank != 0) return;
     if (std::error_code ignored; !std::filesystem::exists(found.path, ignored))
-      throw ConfigError(fmt::format("checkpoint {} cannot be opened (no such file); give an existing file, or latest with "
-                                    "--checkpoint-dir", found.path));
+      throw ConfigError(fmt::format(
+          "checkpoint {} cannot be opened (no such file); give an existing file, or latest with "
+          "--checkpoint-dir",
+          found.path));
     found.configuration = detail::read_metadata(found.path).configuration;
   });
   for (std::string* text : {&found.path, &found.configuration}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// What the trainer must know of a checkpoint before it can build what the checkpoint is restored into: where it lies
-// and how its run was configured. Saving and restoring are in io/.
+// What the trainer must know of a checkpoint before it can build what the checkpoint is restored
+// into: where it lies and how its run was configured. Saving and restoring are in io/.
 #pragma once
 
 #include <mpi.h>
@@ -16,8 +16,9 @@ struct FoundCheckpoint {
   std::vector<std::string> refused;  ///< a line for each newer file that was passed over
 };
 
-/// Collective over `world`, equal on all ranks: the checkpoint that `resume` ("latest" in `folder`, or a file) means.
-/// Throws Refusal on all ranks when there is none, or when it cannot be read.
-FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder, MPI_Comm world);
+/// Collective over `world`, equal on all ranks: the checkpoint that `resume` ("latest" in `folder`,
+/// or a file) means. Throws Refusal on all ranks when there is none, or when it cannot be read.
+FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder,
+                                MPI_Comm world);
 
 }  // namespace tutti::apps

@@ -26,7 +26,10 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() { device_.deallocate(data_); }
   template <class T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const
+  {
+    return static_cast<T*>(data_);
+  }
 
  private:
   Device& device_;
@@ -40,8 +43,10 @@ std::unique_ptr<Device> make_device(const std::string& name, int local_rank)
   const int cuda = name == "host" ? 0 : cuda_device_count();
   if (cuda > 0) return make_cuda_device(local_rank % cuda);
   if (name == "cuda")
-    throw ConfigError("device = 'cuda' cannot be had (no usable CUDA device, or built without TUTTI_ENABLE_CUDA); use "
-                      "--device host or auto");
+    throw ConfigError(
+        "device = 'cuda' cannot be had (no usable CUDA device, or built without "
+        "TUTTI_ENABLE_CUDA); use "
+        "--device host or auto");
   return make_host_device();
 }
 
@@ -57,12 +62,15 @@ std::vector<double> measure_rank_weights(Device& device, MPI_Comm world)
     scalars = std::make_unique<Scratch>(device, sizeof(AdamScalars));
     scans = std::make_unique<Scratch>(device, trial_blocks * sizeof(AdamScan));
     std::vector<AdamBlock> blocks(trial_blocks);
-    for (std::size_t b = 0; b < trial_blocks; ++b) blocks[b].weights = weights->as<float>() + b * block_elements;
+    for (std::size_t b = 0; b < trial_blocks; ++b)
+      blocks[b].weights = weights->as<float>() + b * block_elements;
     const AdamScalars values;
     device.copy(table->as<void>(), blocks.data(), blocks.size() * sizeof(AdamBlock));
     device.copy(scalars->as<void>(), &values, sizeof values);
   });
-  const auto array = [&](std::size_t k) { return arrays->as<float>() + k * trial_blocks * block_elements; };
+  const auto array = [&](std::size_t k) {
+    return arrays->as<float>() + k * trial_blocks * block_elements;
+  };
   AdamBlocks work;
   work.blocks = trial_blocks;
   work.block = table->as<AdamBlock>();
@@ -73,7 +81,8 @@ std::vector<double> measure_rank_weights(Device& device, MPI_Comm world)
   work.scan = scans->as<AdamScan>();
   work.stream = true;
   collectively(world, [&] { device.adam_blocks(work); });
-  check_mpi(MPI_Barrier(world), "MPI_Barrier");  // all measure at once: ranks share cores and memory in the run too
+  check_mpi(MPI_Barrier(world),
+            "MPI_Barrier");  // all measure at once: ranks share cores and memory in the run too
   collectively(world, [&] {
     const double start = MPI_Wtime();
     for (int i = 0; i < trials; ++i) device.adam_blocks(work);
@@ -83,7 +92,8 @@ std::vector<double> measure_rank_weights(Device& device, MPI_Comm world)
   int size = 1;
   check_mpi(MPI_Comm_size(world, &size), "MPI_Comm_size");
   std::vector<double> speeds(static_cast<std::size_t>(size));
-  check_mpi(MPI_Allgather(&speed, 1, MPI_DOUBLE, speeds.data(), 1, MPI_DOUBLE, world), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&speed, 1, MPI_DOUBLE, speeds.data(), 1, MPI_DOUBLE, world),
+            "MPI_Allgather");
   const double fastest = *std::max_element(speeds.begin(), speeds.end());
   for (double& value : speeds) value = std::max(1.0, std::round(8 * value / fastest)) / 8;
   return speeds;

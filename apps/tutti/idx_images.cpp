@@ -25,9 +25,10 @@ class GzipReader {
     errno = 0;
     file_ = gzopen(path_.c_str(), "rb");
     if (file_ == nullptr)
-      throw ConfigError(fmt::format("data file {} cannot be opened ({}); install the package dataset-fashion-mnist or "
-                                    "give its folder with --data",
-                                    path_, errno != 0 ? std::strerror(errno) : "no memory"));
+      throw ConfigError(fmt::format(
+          "data file {} cannot be opened ({}); install the package dataset-fashion-mnist or "
+          "give its folder with --data",
+          path_, errno != 0 ? std::strerror(errno) : "no memory"));
     gzbuffer(file_, 1u << 17);
   }
   GzipReader(const GzipReader&) = delete;
@@ -40,7 +41,9 @@ class GzipReader {
     if (got < 0) damaged(reason());
     if (static_cast<std::size_t>(got) < bytes) {
       const std::string why = reason();
-      damaged(why.empty() ? fmt::format("it ends {} bytes early", bytes - static_cast<std::size_t>(got)) : why);
+      damaged(why.empty()
+                  ? fmt::format("it ends {} bytes early", bytes - static_cast<std::size_t>(got))
+                  : why);
     }
   }
 
@@ -64,8 +67,11 @@ class GzipReader {
 
   [[noreturn]] void damaged(const std::string& why) const
   {
-    throw IoError(fmt::format("data file {} is damaged ({}); install the package dataset-fashion-mnist again or fetch the "
-                              "file anew", path_, why));
+    throw IoError(
+        fmt::format("data file {} is damaged ({}); install the package dataset-fashion-mnist again "
+                    "or fetch the "
+                    "file anew",
+                    path_, why));
   }
 
  private:
@@ -97,9 +103,11 @@ void broadcast(LabelledImages& images, MPI_Comm node)
   constexpr std::size_t chunk = std::size_t{1} << 24;
   for (std::size_t at = 0; at < images.pixels.size(); at += chunk)
     check_mpi(MPI_Bcast(images.pixels.data() + at,
-                        static_cast<int>(std::min(chunk, images.pixels.size() - at)), MPI_UINT8_T, 0, node),
+                        static_cast<int>(std::min(chunk, images.pixels.size() - at)), MPI_UINT8_T,
+                        0, node),
               "MPI_Bcast");
-  check_mpi(MPI_Bcast(images.labels.data(), static_cast<int>(images.count), MPI_UINT8_T, 0, node), "MPI_Bcast");
+  check_mpi(MPI_Bcast(images.labels.data(), static_cast<int>(images.count), MPI_UINT8_T, 0, node),
+            "MPI_Bcast");
 }
 
 }  // namespace
@@ -108,16 +116,18 @@ LabelledImages read_labelled_images(const std::string& images_path, const std::s
 {
   LabelledImages images;
   GzipReader pixels(images_path);
-  GzipReader labels(labels_path);  // both are opened before any is read: a missing one is the first thing to say
+  GzipReader labels(
+      labels_path);  // both are opened before any is read: a missing one is the first thing to say
   if (const std::uint32_t magic = pixels.read_big_endian(); magic != images_magic)
-    pixels.damaged(fmt::format("its magic number is {:#010x}, {:#010x} expected", magic, images_magic));
+    pixels.damaged(
+        fmt::format("its magic number is {:#010x}, {:#010x} expected", magic, images_magic));
   images.count = pixels.read_big_endian();
   images.rows = pixels.read_big_endian();
   images.columns = pixels.read_big_endian();
-  if (images.count == 0 || images.count > most_images || images.rows == 0 || images.rows > most_pixels ||
-      images.columns == 0 || images.columns > most_pixels)
-    pixels.damaged(fmt::format("its header says {} images of {} x {} pixels", images.count, images.rows,
-                               images.columns));
+  if (images.count == 0 || images.count > most_images || images.rows == 0 ||
+      images.rows > most_pixels || images.columns == 0 || images.columns > most_pixels)
+    pixels.damaged(fmt::format("its header says {} images of {} x {} pixels", images.count,
+                               images.rows, images.columns));
   // Piece by piece, so that a header that lies does not allocate more than the file has.
   const std::size_t total = images.count * images.pixels_per_image();
   for (std::size_t at = 0; at < total;) {
@@ -129,7 +139,8 @@ LabelledImages read_labelled_images(const std::string& images_path, const std::s
   pixels.finish();
 
   if (const std::uint32_t magic = labels.read_big_endian(); magic != labels_magic)
-    labels.damaged(fmt::format("its magic number is {:#010x}, {:#010x} expected", magic, labels_magic));
+    labels.damaged(
+        fmt::format("its magic number is {:#010x}, {:#010x} expected", magic, labels_magic));
   if (const std::uint32_t count = labels.read_big_endian(); count != images.count)
     labels.damaged(fmt::format("it has {} labels for {} images", count, images.count));
   images.labels.resize(images.count);
@@ -137,7 +148,8 @@ LabelledImages read_labelled_images(const std::string& images_path, const std::s
   labels.finish();
   for (std::size_t i = 0; i < images.labels.size(); ++i)
     if (images.labels[i] >= LabelledImages::classes)
-      labels.damaged(fmt::format("label {} is {}, below {} expected", i, images.labels[i], LabelledImages::classes));
+      labels.damaged(fmt::format("label {} is {}, below {} expected", i, images.labels[i],
+                                 LabelledImages::classes));
   return images;
 }
 
@@ -149,16 +161,18 @@ ImageData read_image_data(const std::string& folder)
   };
   ImageData data{pair("train"), pair("t10k")};
   if (data.train.rows != data.test.rows || data.train.columns != data.test.columns)
-    throw IoError(fmt::format("data in {} does not fit together (training images of {} x {}, test images of {} x {} "
-                              "pixels); fetch the files anew", folder, data.train.rows, data.train.columns,
-                              data.test.rows, data.test.columns));
+    throw IoError(fmt::format(
+        "data in {} does not fit together (training images of {} x {}, test images of {} x {} "
+        "pixels); fetch the files anew",
+        folder, data.train.rows, data.train.columns, data.test.rows, data.test.columns));
   return data;
 }
 
 ImageData load_image_data(const std::string& folder, MPI_Comm world)
 {
   MPI_Comm node = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  check_mpi(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node),
+            "MPI_Comm_split_type");
   int node_rank = 0;
   check_mpi(MPI_Comm_rank(node, &node_rank), "MPI_Comm_rank");
   ImageData data;

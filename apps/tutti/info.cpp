@@ -2,11 +2,11 @@
 // Versions and devices, gathered without starting anything.
 #include "info.hpp"
 
-#include <Kokkos_Core.hpp>
 #include <fmt/format.h>
 #include <hdf5.h>
 #include <mpi.h>
 #include <openblas_config.h>
+#include <Kokkos_Core.hpp>
 
 #include "revision.hpp"  // written at build time
 #include "tutti/device.hpp"
@@ -20,25 +20,30 @@ std::string version() { return TUTTI_VERSION; }
 std::string info()
 {
   std::string text = fmt::format("tutti {} ({})\n", TUTTI_VERSION, tutti_revision);
-  const auto line = [&](const char* name, const std::string& value) { text += fmt::format("  {:<16}{}\n", name, value); };
+  const auto line = [&](const char* name, const std::string& value) {
+    text += fmt::format("  {:<16}{}\n", name, value);
+  };
   line("compiler", TUTTI_COMPILERS);
   char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
   if (MPI_Get_library_version(mpi, &length) == MPI_SUCCESS) {  // allowed before MPI_Init
     std::string library(mpi);
-    if (const auto end = library.find_first_of(",\n"); end != std::string::npos) library.resize(end);
+    if (const auto end = library.find_first_of(",\n"); end != std::string::npos)
+      library.resize(end);
     line("MPI", fmt::format("{} (standard {}.{})", library, MPI_VERSION, MPI_SUBVERSION));
   }
-  line("Kokkos", fmt::format("{}.{}.{}, devices: {}{}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100,
-                             KOKKOS_VERSION % 100, Kokkos::DefaultHostExecutionSpace::name(),
+  line("Kokkos",
+       fmt::format("{}.{}.{}, devices: {}{}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100,
+                   KOKKOS_VERSION % 100, Kokkos::DefaultHostExecutionSpace::name(),
 #ifdef KOKKOS_ENABLE_CUDA
-                             ", Cuda"
+                   ", Cuda"
 #else
-                             ""
+                   ""
 #endif
-                             ));
+                   ));
   unsigned major = 0, minor = 0, release = 0;
-  if (H5get_libversion(&major, &minor, &release) >= 0) line("HDF5", fmt::format("{}.{}.{} parallel", major, minor, release));
+  if (H5get_libversion(&major, &minor, &release) >= 0)
+    line("HDF5", fmt::format("{}.{}.{} parallel", major, minor, release));
   line("BLAS", openblas_get_config());
 #ifdef TUTTI_HAVE_CUDA
   line("CUDA", fmt::format("built in, {} usable devices", cuda_device_count()));

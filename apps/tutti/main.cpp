@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The command `tutti`: takes the command line apart, and makes one end of whatever happens, on all ranks. MPI is
-// started only for what needs it.
-#include <CLI/CLI.hpp>
+// The command `tutti`: takes the command line apart, and makes one end of whatever happens, on all
+// ranks. MPI is started only for what needs it.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <cstdlib>
@@ -40,11 +40,15 @@ void add_flags(CLI::App& command, const OptionTable& table, Flags& flags)
                             ->type_name(option.argument)
                             ->expected(1)
                             ->allow_extra_args(false);
-    if (repeatable) flag->take_all();
-    else flag->take_last();
+    if (repeatable)
+      flag->take_all();
+    else
+      flag->take_last();
     std::string initial;
-    if (const auto* number = std::get_if<std::uint64_t*>(&option.target)) initial = fmt::format("{}", **number);
-    if (const auto* number = std::get_if<double*>(&option.target)) initial = fmt::format("{:.10g}", **number);
+    if (const auto* number = std::get_if<std::uint64_t*>(&option.target))
+      initial = fmt::format("{}", **number);
+    if (const auto* number = std::get_if<double*>(&option.target))
+      initial = fmt::format("{:.10g}", **number);
     if (const auto* text = std::get_if<std::string*>(&option.target)) initial = **text;
     flag->default_str(initial);
   }
@@ -54,8 +58,10 @@ void add_flags(CLI::App& command, const OptionTable& table, Flags& flags)
 void refuse_extras(const std::vector<std::string>& extras, const OptionTable& table)
 {
   for (const std::string& extra : extras) {
-    if (extra.rfind("--", 0) == 0) table.at(extra.substr(2, extra.find('=') - 2), "the command line");
-    throw ConfigError(fmt::format("unexpected argument '{}' (options begin with --); see --help", extra));
+    if (extra.rfind("--", 0) == 0)
+      table.at(extra.substr(2, extra.find('=') - 2), "the command line");
+    throw ConfigError(
+        fmt::format("unexpected argument '{}' (options begin with --); see --help", extra));
   }
 }
 
@@ -68,7 +74,8 @@ void load(OptionTable& table, const std::string* config_path, const Flags& flags
     // Where the file is may itself come from a flag or the environment.
     std::string path;
     if (const char* value = environment(table.environment_name("config"))) path = value;
-    if (const auto flag = flags.find("config"); flag != flags.end() && !flag->second.empty()) path = flag->second.back();
+    if (const auto flag = flags.find("config"); flag != flags.end() && !flag->second.empty())
+      path = flag->second.back();
     if (!path.empty()) table.load_file(path);
     table.load_environment(environment);
   }
@@ -78,9 +85,10 @@ void load(OptionTable& table, const std::string* config_path, const Flags& flags
 
 void speak(const std::string& message) { std::fprintf(stderr, "tutti: %s\n", message.c_str()); }
 
-/// Runs a command that needs MPI. `problem`: a usage error that is already known here. Every end is agreed on, so
-/// that a rank that cannot even read its options ends all.
-int run_on_all_ranks(const std::optional<std::string>& problem, const std::function<ExitCode()>& command)
+/// Runs a command that needs MPI. `problem`: a usage error that is already known here. Every end is
+/// agreed on, so that a rank that cannot even read its options ends all.
+int run_on_all_ranks(const std::optional<std::string>& problem,
+                     const std::function<ExitCode()>& command)
 {
   // The arguments are ours: Kokkos would take --device for its own.
   std::string name = "tutti";
@@ -122,15 +130,18 @@ int main(int argc, char** argv)
   OptionTable bench_table("bench step");
   declare(bench_table, bench_config);
   Flags train_flags, bench_flags;
-  CLI::App* train_command = app.add_subcommand("train", "train the reference classifier on Fashion-MNIST");
+  CLI::App* train_command =
+      app.add_subcommand("train", "train the reference classifier on Fashion-MNIST");
   add_flags(*train_command, train_table, train_flags);
-  train_command->footer("Each option may also stand in the --config file under its name, or in the environment as\n"
-                        "TUTTI_<NAME>; flag > environment > file > default.");
+  train_command->footer(
+      "Each option may also stand in the --config file under its name, or in the environment as\n"
+      "TUTTI_<NAME>; flag > environment > file > default.");
   CLI::App* info_command = app.add_subcommand("info", "versions, devices and instruction sets");
   CLI::App* bench_command = app.add_subcommand("bench", "measure");
   bench_command->require_subcommand(0, 1);
   bench_command->allow_extras();
-  CLI::App* step_command = bench_command->add_subcommand("step", "the cost of a whole step boundary");
+  CLI::App* step_command =
+      bench_command->add_subcommand("step", "the cost of a whole step boundary");
   add_flags(*step_command, bench_table, bench_flags);
 
   const bool speaks = launched_rank().value_or(0) == 0;
@@ -152,14 +163,17 @@ int main(int argc, char** argv)
         refuse_extras(step_command->remaining(), bench_table);
         load(bench_table, nullptr, bench_flags);
       } else if (!info_command->parsed()) {
-        const std::vector<std::string> words = bench_command->parsed() ? bench_command->remaining() : app.remaining();
+        const std::vector<std::string> words =
+            bench_command->parsed() ? bench_command->remaining() : app.remaining();
         const std::string word = words.empty() ? "" : words.front();
-        const std::string near = nearest(word, bench_command->parsed()
-                                                   ? std::vector<std::string>{"step"}
-                                                   : std::vector<std::string>{"train", "info", "bench"});
+        const std::string near = nearest(
+            word, bench_command->parsed() ? std::vector<std::string>{"step"}
+                                          : std::vector<std::string>{"train", "info", "bench"});
         throw ConfigError(fmt::format(
-            "{} (tutti has train, info and bench step); {}", word.empty() ? "no command is given" : fmt::format("unknown command '{}'", word),
-            near.empty() || word.empty() ? "see tutti --help" : fmt::format("did you mean '{}'?", near)));
+            "{} (tutti has train, info and bench step); {}",
+            word.empty() ? "no command is given" : fmt::format("unknown command '{}'", word),
+            near.empty() || word.empty() ? "see tutti --help"
+                                         : fmt::format("did you mean '{}'?", near)));
       }
     }
   } catch (const ConfigError& error) {

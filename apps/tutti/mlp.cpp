@@ -19,17 +19,18 @@ namespace {
 constexpr float pixel_mean = 0.2860f, pixel_deviation = 0.3530f;
 
 /// c [m x n] = op(a) op(b), row-major, fp32.
-void multiply(bool transpose_a, bool transpose_b, std::size_t m, std::size_t n, std::size_t k, const float* a,
-              const float* b, float* c)
+void multiply(bool transpose_a, bool transpose_b, std::size_t m, std::size_t n, std::size_t k,
+              const float* a, const float* b, float* c)
 {
-  cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0f, a,
-              static_cast<int>(transpose_a ? m : k), b, static_cast<int>(transpose_b ? k : n), 0.0f, c,
-              static_cast<int>(n));
+  cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
+              transpose_b ? CblasTrans : CblasNoTrans, static_cast<int>(m), static_cast<int>(n),
+              static_cast<int>(k), 1.0f, a, static_cast<int>(transpose_a ? m : k), b,
+              static_cast<int>(transpose_b ? k : n), 0.0f, c, static_cast<int>(n));
 }
 
 /// sum[j] = values[0][j] + values[1][j] + ... in row order.
-void sum_rows(std::vector<float>& sum, const std::vector<float>& values, std::size_t rows, std::size_t columns)
+void sum_rows(std::vector<float>& sum, const std::vector<float>& values, std::size_t rows,
+              std::size_t columns)
 {
   sum.assign(columns, 0.0f);
   for (std::size_t i = 0; i < rows; ++i)
@@ -44,11 +45,15 @@ Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples)
   int slot = 0;
   check_mpi(MPI_Comm_rank(model_axis, &slot), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(model_axis, &slots_), "MPI_Comm_size");
-  const auto cut = [&](int m) { return shape_.hidden * static_cast<std::size_t>(m) / static_cast<std::size_t>(slots_); };
+  const auto cut = [&](int m) {
+    return shape_.hidden * static_cast<std::size_t>(m) / static_cast<std::size_t>(slots_);
+  };
   units_ = cut(slot + 1) - cut(slot);
   if (units_ == 0)
-    throw InvalidArgument("the hidden layer is too small (a model-parallel rank would hold none of it); use more hidden "
-                          "units");
+    throw InvalidArgument(
+        "the hidden layer is too small (a model-parallel rank would hold none of it); use more "
+        "hidden "
+        "units");
   for (std::size_t byte = 0; byte < pixel_.size(); ++byte)
     pixel_[byte] = (static_cast<float>(byte) / 255.0f - pixel_mean) / pixel_deviation;
   round_to(shape_.precision, pixel_.data(), pixel_.size());
@@ -58,7 +63,8 @@ Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples)
     product_.reserve(std::max(product_.capacity(), elements(p)));
   }
   input_.reserve(most_samples * shape_.inputs);
-  for (std::vector<float>* units : {&hidden_, &activation_, &hidden_gradient_}) units->reserve(most_samples * units_);
+  for (std::vector<float>* units : {&hidden_, &activation_, &hidden_gradient_})
+    units->reserve(most_samples * units_);
   for (std::vector<float>* classes : {&partial_, &logits_, &logits_gradient_})
     classes->reserve(most_samples * shape_.classes);
   gathered_.reserve(most_samples * shape_.classes * static_cast<std::size_t>(slots_));
@@ -68,26 +74,43 @@ Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples)
 ParameterSet Mlp::parameters(const MlpShape& shape)
 {
   ParameterSet set;
-  set.add({.name = "hidden.weight", .shape = {shape.inputs, shape.hidden}, .precision = shape.precision,
-           .placement = Placement::split, .split_axis = 1});
-  set.add({.name = "hidden.bias", .shape = {shape.hidden}, .precision = shape.precision,
-           .placement = Placement::split, .split_axis = 0});
-  set.add({.name = "output.weight", .shape = {shape.hidden, shape.classes}, .precision = shape.precision,
-           .placement = Placement::split, .split_axis = 0});
-  set.add({.name = "output.bias", .shape = {shape.classes}, .precision = shape.precision,
-           .placement = Placement::replicated, .gradient = ReplicaGradient::identical});
+  set.add({.name = "hidden.weight",
+           .shape = {shape.inputs, shape.hidden},
+           .precision = shape.precision,
+           .placement = Placement::split,
+           .split_axis = 1});
+  set.add({.name = "hidden.bias",
+           .shape = {shape.hidden},
+           .precision = shape.precision,
+           .placement = Placement::split,
+           .split_axis = 0});
+  set.add({.name = "output.weight",
+           .shape = {shape.hidden, shape.classes},
+           .precision = shape.precision,
+           .placement = Placement::split,
+           .split_axis = 0});
+  set.add({.name = "output.bias",
+           .shape = {shape.classes},
+           .precision = shape.precision,
+           .placement = Placement::replicated,
+           .gradient = ReplicaGradient::identical});
   return set;
 }
 
-std::vector<float> Mlp::initial_values(const MlpShape& shape, std::uint64_t seed, std::size_t parameter)
+std::vector<float> Mlp::initial_values(const MlpShape& shape, std::uint64_t seed,
+                                       std::size_t parameter)
 {
   const std::size_t fan_in = parameter == w1 ? shape.inputs : shape.hidden;
   switch (parameter) {
-    case b1: return std::vector<float>(shape.hidden, 0.0f);
-    case b2: return std::vector<float>(shape.classes, 0.0f);
-    default: break;
+    case b1:
+      return std::vector<float>(shape.hidden, 0.0f);
+    case b2:
+      return std::vector<float>(shape.classes, 0.0f);
+    default:
+      break;
   }
-  std::vector<float> values(parameter == w1 ? shape.inputs * shape.hidden : shape.hidden * shape.classes);
+  std::vector<float> values(parameter == w1 ? shape.inputs * shape.hidden
+                                            : shape.hidden * shape.classes);
   const double limit = std::sqrt(6.0 / static_cast<double>(fan_in));
   const std::uint64_t stream = mix64(mix64(hash_of("initial weights"), seed), parameter);
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -100,10 +123,14 @@ std::vector<float> Mlp::initial_values(const MlpShape& shape, std::uint64_t seed
 std::size_t Mlp::elements(std::size_t parameter) const
 {
   switch (parameter) {
-    case w1: return shape_.inputs * units_;
-    case b1: return units_;
-    case w2: return units_ * shape_.classes;
-    default: return shape_.classes;
+    case w1:
+      return shape_.inputs * units_;
+    case b1:
+      return units_;
+    case w2:
+      return units_ * shape_.classes;
+    default:
+      return shape_.classes;
   }
 }
 
@@ -117,21 +144,25 @@ void Mlp::forward(const Batch& batch)
   const std::size_t n = batch.size(), classes = shape_.classes;
   input_.resize(n * shape_.inputs);
   for (std::size_t i = 0; i < n; ++i)
-    for (std::size_t j = 0; j < shape_.inputs; ++j) input_[i * shape_.inputs + j] = pixel_[batch.images[i][j]];
+    for (std::size_t j = 0; j < shape_.inputs; ++j)
+      input_[i * shape_.inputs + j] = pixel_[batch.images[i][j]];
 
   hidden_.resize(n * units_);
-  multiply(false, false, n, units_, shape_.inputs, input_.data(), weights_[w1].data(), hidden_.data());
+  multiply(false, false, n, units_, shape_.inputs, input_.data(), weights_[w1].data(),
+           hidden_.data());
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < units_; ++j) hidden_[i * units_ + j] += weights_[b1][j];
   round_to(shape_.precision, hidden_.data(), hidden_.size());
   // A NaN is not <= 0, so it stays one: a ReLU must not repair what the votes are to see.
   activation_.resize(hidden_.size());
-  for (std::size_t i = 0; i < hidden_.size(); ++i) activation_[i] = hidden_[i] <= 0 ? 0.0f : hidden_[i];
+  for (std::size_t i = 0; i < hidden_.size(); ++i)
+    activation_[i] = hidden_[i] <= 0 ? 0.0f : hidden_[i];
 
   const std::size_t count = n * classes;
   partial_.resize(count);
   gathered_.resize(count * static_cast<std::size_t>(slots_));
-  multiply(false, false, n, classes, units_, activation_.data(), weights_[w2].data(), partial_.data());
+  multiply(false, false, n, classes, units_, activation_.data(), weights_[w2].data(),
+           partial_.data());
   check_mpi(MPI_Allgather(partial_.data(), static_cast<int>(count), MPI_FLOAT, gathered_.data(),
                           static_cast<int>(count), MPI_FLOAT, model_axis_),
             "MPI_Allgather");
@@ -155,7 +186,8 @@ double Mlp::loss_and_gradients(const Batch& batch, double gradient_scale)
     const float* logit = logits_.data() + i * classes;
     double greatest = logit[0], sum = 0;
     for (std::size_t k = 1; k < classes; ++k) greatest = logit[k] > greatest ? logit[k] : greatest;
-    for (std::size_t k = 0; k < classes; ++k) sum += exponential_[k] = std::exp(logit[k] - greatest);
+    for (std::size_t k = 0; k < classes; ++k)
+      sum += exponential_[k] = std::exp(logit[k] - greatest);
     loss += std::log(sum) - (logit[batch.labels[i]] - greatest);
     for (std::size_t k = 0; k < classes; ++k) {
       const double difference = exponential_[k] / sum - (k == batch.labels[i] ? 1.0 : 0.0);
@@ -165,19 +197,23 @@ double Mlp::loss_and_gradients(const Batch& batch, double gradient_scale)
   round_to(shape_.precision, logits_gradient_.data(), logits_gradient_.size());
 
   product_.resize(units_ * classes);
-  multiply(true, false, units_, classes, n, activation_.data(), logits_gradient_.data(), product_.data());
+  multiply(true, false, units_, classes, n, activation_.data(), logits_gradient_.data(),
+           product_.data());
   store_gradient(w2, product_);
   sum_rows(product_, logits_gradient_, n, classes);
   store_gradient(b2, product_);
 
   hidden_gradient_.resize(n * units_);
-  multiply(false, true, n, units_, classes, logits_gradient_.data(), weights_[w2].data(), hidden_gradient_.data());
+  multiply(false, true, n, units_, classes, logits_gradient_.data(), weights_[w2].data(),
+           hidden_gradient_.data());
   round_to(shape_.precision, hidden_gradient_.data(), hidden_gradient_.size());
   // Selected, never multiplied by a mask: 0 x inf is NaN.
-  for (std::size_t i = 0; i < hidden_.size(); ++i) hidden_gradient_[i] = hidden_[i] <= 0 ? 0.0f : hidden_gradient_[i];
+  for (std::size_t i = 0; i < hidden_.size(); ++i)
+    hidden_gradient_[i] = hidden_[i] <= 0 ? 0.0f : hidden_gradient_[i];
 
   product_.resize(shape_.inputs * units_);
-  multiply(true, false, shape_.inputs, units_, n, input_.data(), hidden_gradient_.data(), product_.data());
+  multiply(true, false, shape_.inputs, units_, n, input_.data(), hidden_gradient_.data(),
+           product_.data());
   store_gradient(w1, product_);
   sum_rows(product_, hidden_gradient_, n, units_);
   store_gradient(b1, product_);

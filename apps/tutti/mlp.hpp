@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The reference model: a multilayer perceptron with one hidden layer, tensor-parallel over the model axis. It
-// computes losses and gradients; it owns no optimizer state and takes no decision.
+// The reference model: a multilayer perceptron with one hidden layer, tensor-parallel over the
+// model axis. It computes losses and gradients; it owns no optimizer state and takes no decision.
 #pragma once
 
 #include <mpi.h>
@@ -19,27 +19,29 @@ struct MlpShape {
   Precision precision = Precision::fp16;
 };
 
-/// logits = relu(x W1 + b1) W2 + b2. Megatron's cut (Shoeybi et al. 2019): W1 [inputs x hidden] by columns and b1 with
-/// them, W2 [hidden x classes] by rows, so that a rank's hidden units never leave it. What remains is one sum over
-/// the model axis, of the logits; the backward pass needs none, since the images want no gradient and every rank
-/// makes the whole gradient of the logits for itself. The sum is an all-gather and an addition in rank order in
-/// fp32, so its bits do not depend on where the ranks are. b2 is replicated and `identical`, added once after the sum.
+/// logits = relu(x W1 + b1) W2 + b2. Megatron's cut (Shoeybi et al. 2019): W1 [inputs x hidden] by
+/// columns and b1 with them, W2 [hidden x classes] by rows, so that a rank's hidden units never
+/// leave it. What remains is one sum over the model axis, of the logits; the backward pass needs
+/// none, since the images want no gradient and every rank makes the whole gradient of the logits
+/// for itself. The sum is an all-gather and an addition in rank order in fp32, so its bits do not
+/// depend on where the ranks are. b2 is replicated and `identical`, added once after the sum.
 ///
-/// Values are rounded to the shape's precision at layer borders: images, weights, the hidden layer before its ReLU,
-/// logits, and the gradients of all of them; products are summed in fp32 by sgemm.
+/// Values are rounded to the shape's precision at layer borders: images, weights, the hidden layer
+/// before its ReLU, logits, and the gradients of all of them; products are summed in fp32 by sgemm.
 class Mlp {
  public:
   enum Parameter : std::size_t { w1, b1, w2, b2 };
   static constexpr std::size_t parameter_count = 4;
 
-  /// Not collective. `model_axis` must outlive it. All memory for batches of up to `most_samples` is taken here, so that
-  /// no rank can fail between the collectives of a pass.
+  /// Not collective. `model_axis` must outlive it. All memory for batches of up to `most_samples`
+  /// is taken here, so that no rank can fail between the collectives of a pass.
   Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples);
 
   static ParameterSet parameters(const MlpShape& shape);
-  /// The global array of a parameter at the start: He-uniform weights from a counter-based generator on (seed,
-  /// parameter, global element), so equal at any degree; biases are zero.
-  static std::vector<float> initial_values(const MlpShape& shape, std::uint64_t seed, std::size_t parameter);
+  /// The global array of a parameter at the start: He-uniform weights from a counter-based
+  /// generator on (seed, parameter, global element), so equal at any degree; biases are zero.
+  static std::vector<float> initial_values(const MlpShape& shape, std::uint64_t seed,
+                                           std::size_t parameter);
 
   /// Elements of this rank's piece.
   std::size_t elements(std::size_t parameter) const;
@@ -53,13 +55,15 @@ class Mlp {
     std::size_t size() const { return images.size(); }
   };
 
-  /// Collective over the model axis, all of whose ranks give the same batch (not empty). Returns the sum of the
-  /// samples' cross-entropies; writes gradients of that sum times `gradient_scale` for gradient(p).
+  /// Collective over the model axis, all of whose ranks give the same batch (not empty). Returns
+  /// the sum of the samples' cross-entropies; writes gradients of that sum times `gradient_scale`
+  /// for gradient(p).
   double loss_and_gradients(const Batch& batch, double gradient_scale);
   /// This rank's piece of a gradient in the shape's precision, of the last loss_and_gradients().
   const void* gradient(std::size_t parameter) const { return gradient_[parameter].data(); }
 
-  /// Collective over the model axis: how many images get their label's class. A sample with a NaN logit is wrong.
+  /// Collective over the model axis: how many images get their label's class. A sample with a NaN
+  /// logit is wrong.
   std::uint64_t count_correct(const Batch& batch);
 
  private:
@@ -69,7 +73,7 @@ class Mlp {
   MlpShape shape_;
   MPI_Comm model_axis_;
   int slots_ = 1;
-  std::size_t units_ = 0;  ///< hidden units of this rank
+  std::size_t units_ = 0;         ///< hidden units of this rank
   std::array<float, 256> pixel_;  ///< normalised and rounded value of each byte
   std::array<std::vector<float>, parameter_count> weights_;
   std::array<std::vector<std::byte>, parameter_count> gradient_;

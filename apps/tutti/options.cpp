@@ -39,12 +39,17 @@ std::string expected(const Option& option)
 {
   if (std::holds_alternative<std::string*>(option.target) ||
       std::holds_alternative<std::vector<std::string>*>(option.target))
-    return option.choices.empty() ? "a text" : fmt::format("one of {}", fmt::join(option.choices, ", "));
+    return option.choices.empty() ? "a text"
+                                  : fmt::format("one of {}", fmt::join(option.choices, ", "));
   std::string text =
       std::holds_alternative<std::uint64_t*>(option.target) ? "a whole number" : "a number";
   const bool low = std::isfinite(option.minimum), high = std::isfinite(option.maximum);
-  if (low) text += fmt::format(" {} {}", option.open_range ? "above" : "from", number_text(option.minimum));
-  if (high) text += fmt::format(" {} {}", option.open_range ? "and below" : "to", number_text(option.maximum));
+  if (low)
+    text +=
+        fmt::format(" {} {}", option.open_range ? "above" : "from", number_text(option.minimum));
+  if (high)
+    text +=
+        fmt::format(" {} {}", option.open_range ? "and below" : "to", number_text(option.maximum));
   if (low && !high && !option.open_range) text += " up";
   return text;
 }
@@ -52,8 +57,8 @@ std::string expected(const Option& option)
 [[noreturn]] void refuse(const std::string& command, const Option& option, const std::string& value,
                          const std::string& place, const std::string& near = {})
 {
-  throw ConfigError(fmt::format("{} = '{}' is refused ({}: {} expected); {}", option.name, value, place,
-                                expected(option),
+  throw ConfigError(fmt::format("{} = '{}' is refused ({}: {} expected); {}", option.name, value,
+                                place, expected(option),
                                 near.empty() ? fmt::format("see tutti {} --help", command)
                                              : fmt::format("did you mean '{}'?", near)));
 }
@@ -114,10 +119,10 @@ Option& OptionTable::find(const std::string& name, const std::string& place)
   std::vector<std::string> names;
   for (const Option& option : options_) names.push_back(option.name);
   const std::string near = nearest(name, names);
-  throw ConfigError(fmt::format(
-      "unknown option '{}'{} (tutti {} has none of that name); {}", name,
-      place.empty() ? "" : " in " + place, command_,
-      near.empty() ? fmt::format("see tutti {} --help", command_) : fmt::format("did you mean '{}'?", near)));
+  throw ConfigError(fmt::format("unknown option '{}'{} (tutti {} has none of that name); {}", name,
+                                place.empty() ? "" : " in " + place, command_,
+                                near.empty() ? fmt::format("see tutti {} --help", command_)
+                                             : fmt::format("did you mean '{}'?", near)));
 }
 
 const Option& OptionTable::at(const std::string& name, const std::string& place) const
@@ -145,7 +150,8 @@ void OptionTable::set_text(const std::string& name, const std::vector<std::strin
                  },
                  [&](std::string* target) {
                    if (!option.choices.empty() &&
-                       std::find(option.choices.begin(), option.choices.end(), text) == option.choices.end())
+                       std::find(option.choices.begin(), option.choices.end(), text) ==
+                           option.choices.end())
                      refuse(command_, option, text, place, nearest(text, option.choices));
                    if (option.check) option.check(text);
                    *target = text;
@@ -165,8 +171,10 @@ void OptionTable::load_file(const std::string& path)
   std::ifstream file(path);
   std::stringstream text;
   if (!file || !(text << file.rdbuf()))
-    throw ConfigError(fmt::format("configuration {} cannot be read (no such file, or empty, or no permission); "
-                                  "give the path of a TOML file", path));
+    throw ConfigError(
+        fmt::format("configuration {} cannot be read (no such file, or empty, or no permission); "
+                    "give the path of a TOML file",
+                    path));
   toml::table table;
   try {
     table = toml::parse(text.str());
@@ -181,8 +189,9 @@ void OptionTable::load_file(const std::string& path)
     std::ostringstream found;
     found << node.type();
     const auto wrong_type = [&](const char* wanted) {
-      throw ConfigError(fmt::format("{} has the wrong type ({}: {} expected, {} found); {}", name, place, wanted,
-                                    found.str(), "see tutti " + command_ + " --help"));
+      throw ConfigError(fmt::format("{} has the wrong type ({}: {} expected, {} found); {}", name,
+                                    place, wanted, found.str(),
+                                    "see tutti " + command_ + " --help"));
     };
     std::vector<std::string> values;
     std::visit(Overloaded{
@@ -191,9 +200,12 @@ void OptionTable::load_file(const std::string& path)
                      values = {std::to_string(node.as_integer()->get())};
                    },
                    [&](double*) {
-                     if (node.is_integer()) values = {std::to_string(node.as_integer()->get())};
-                     else if (node.is_floating_point()) values = {fmt::format("{}", node.as_floating_point()->get())};
-                     else wrong_type("number");
+                     if (node.is_integer())
+                       values = {std::to_string(node.as_integer()->get())};
+                     else if (node.is_floating_point())
+                       values = {fmt::format("{}", node.as_floating_point()->get())};
+                     else
+                       wrong_type("number");
                    },
                    [&](std::string*) {
                      if (!node.is_string()) wrong_type("string");
@@ -215,7 +227,8 @@ void OptionTable::load_file(const std::string& path)
 std::string OptionTable::environment_name(const std::string& option) const
 {
   std::string name = "TUTTI_";
-  for (char c : option) name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (char c : option)
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
 }
 
@@ -240,7 +253,8 @@ nlohmann::json OptionTable::json(const std::function<bool(const Option&)>& take)
 {
   nlohmann::json object = nlohmann::json::object();
   for (const Option& option : options_)
-    if (take(option)) std::visit([&](auto* target) { object[option.name] = *target; }, option.target);
+    if (take(option))
+      std::visit([&](auto* target) { object[option.name] = *target; }, option.target);
   return object;
 }
 
@@ -248,8 +262,10 @@ void OptionTable::resume_from(const std::string& json_text, const std::string& c
 {
   const nlohmann::json object = nlohmann::json::parse(json_text, nullptr, false);
   if (!object.is_object())
-    throw ConfigError(fmt::format("checkpoint {} holds no configuration of tutti train (its configuration is not a "
-                                  "JSON object); give another checkpoint", checkpoint));
+    throw ConfigError(fmt::format(
+        "checkpoint {} holds no configuration of tutti train (its configuration is not a "
+        "JSON object); give another checkpoint",
+        checkpoint));
   for (Option& option : options_) {
     if (option.role != Role::run && option.role != Role::fixed) continue;
     const auto entry = object.find(option.name);
@@ -261,9 +277,11 @@ void OptionTable::resume_from(const std::string& json_text, const std::string& c
             using Value = std::remove_reference_t<decltype(*target)>;
             const Value value = entry->get<Value>();
             if (was_given && option.role == Role::fixed && value != *target)
-              throw ConfigError(fmt::format(
-                  "{} = {} contradicts the checkpoint ({} was made with {}); leave --{} out, or start a new run",
-                  option.name, nlohmann::json(*target).dump(), checkpoint, entry->dump(), option.name));
+              throw ConfigError(
+                  fmt::format("{} = {} contradicts the checkpoint ({} was made with {}); leave "
+                              "--{} out, or start a new run",
+                              option.name, nlohmann::json(*target).dump(), checkpoint,
+                              entry->dump(), option.name));
             if (!was_given) {
               *target = value;
               option.source = Source::checkpoint;
@@ -271,8 +289,10 @@ void OptionTable::resume_from(const std::string& json_text, const std::string& c
           },
           option.target);
     } catch (const nlohmann::json::exception&) {
-      throw ConfigError(fmt::format("checkpoint {} holds a configuration of another kind ({} = {}); give another "
-                                    "checkpoint", checkpoint, option.name, entry->dump()));
+      throw ConfigError(
+          fmt::format("checkpoint {} holds a configuration of another kind ({} = {}); give another "
+                      "checkpoint",
+                      checkpoint, option.name, entry->dump()));
     }
   }
 }

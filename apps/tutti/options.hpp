@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// One table declares every option of a command once: name, type, default, check and help. The table takes
-// values from a TOML file, the environment and flags, in rising precedence, and says where each came from.
+// One table declares every option of a command once: name, type, default, check and help. The table
+// takes values from a TOML file, the environment and flags, in rising precedence, and says where
+// each came from.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -21,14 +22,15 @@ enum class Source { default_value, checkpoint, file, environment, flag };
 enum class Role {
   local,   ///< of this rank and invocation: paths, device, log
   launch,  ///< of this invocation; all ranks must agree
-  run,     ///< defines the run: all ranks agree, and a resumed run takes it from the checkpoint unless given
-  fixed,   ///< like `run`, but a resumed run cannot change it
+  run,  ///< defines the run: all ranks agree, and a resumed run takes it from the checkpoint unless
+        ///< given
+  fixed,  ///< like `run`, but a resumed run cannot change it
 };
 
-/// An option bound to the variable that holds its value; the variable's value at declaration is the default.
+/// An option bound to the variable that holds its value; the variable's value at declaration is the
+/// default.
 struct Option {
-  using Target =
-      std::variant<std::uint64_t*, double*, std::string*, std::vector<std::string>*>;
+  using Target = std::variant<std::uint64_t*, double*, std::string*, std::vector<std::string>*>;
   std::string name;      ///< of the flag and of the TOML key; the environment's is TUTTI_<NAME>
   std::string argument;  ///< placeholder in the help
   Target target;
@@ -36,13 +38,14 @@ struct Option {
   std::string help;
   double minimum = -std::numeric_limits<double>::infinity();
   double maximum = std::numeric_limits<double>::infinity();
-  bool open_range = false;           ///< the bounds themselves are refused
-  std::vector<std::string> choices = {};  ///< of a string; empty: free text
+  bool open_range = false;                             ///< the bounds themselves are refused
+  std::vector<std::string> choices = {};               ///< of a string; empty: free text
   std::function<void(const std::string&)> check = {};  ///< of a string; throws ConfigError
   Source source = Source::default_value;
 };
 
-/// The options of one command. All errors are ConfigError in the grammar `problem (reason); suggestion`.
+/// The options of one command. All errors are ConfigError in the grammar `problem (reason);
+/// suggestion`.
 class OptionTable {
  public:
   explicit OptionTable(std::string command) : command_(std::move(command)) {}
@@ -65,8 +68,8 @@ class OptionTable {
 
   /// The values of the options for which `take` holds.
   nlohmann::json json(const std::function<bool(const Option&)>& take) const;
-  /// Takes the `run` and `fixed` values of a checkpoint where none was given; throws ConfigError where a
-  /// given one contradicts a fixed one.
+  /// Takes the `run` and `fixed` values of a checkpoint where none was given; throws ConfigError
+  /// where a given one contradicts a fixed one.
   void resume_from(const std::string& json_text, const std::string& checkpoint);
 
   std::string environment_name(const std::string& option) const;

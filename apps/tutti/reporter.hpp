@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// What a run says on standard error: rank 0 speaks for all, as text or as one JSON object a line. Results do not
-// go here.
+// What a run says on standard error: rank 0 speaks for all, as text or as one JSON object a line.
+// Results do not go here.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,8 @@ namespace tutti::apps {
 
 class Reporter {
  public:
-  /// `speaks`: this rank does. `json`: one object a line. `every`: attempts between progress lines in a batch log.
+  /// `speaks`: this rank does. `json`: one object a line. `every`: attempts between progress lines
+  /// in a batch log.
   Reporter(bool speaks, bool json, std::uint64_t every, std::uint64_t steps);
   ~Reporter() { end_line(); }
   Reporter(const Reporter&) = delete;
@@ -21,7 +22,8 @@ class Reporter {
 
   void note(const std::string& message);
   void warn(const std::string& message);
-  /// A progress line when one is due (a terminal: one updating line), and a line of its own for each skip.
+  /// A progress line when one is due (a terminal: one updating line), and a line of its own for
+  /// each skip.
   void attempt(const Outcome& outcome, double next_scale, std::uint64_t skips);
 
  private:

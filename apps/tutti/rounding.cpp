@@ -11,7 +11,8 @@
 namespace tutti::apps {
 namespace {
 
-/// All 65,536 halves as fp32: a table is faster than the branches of the conversion, and equal to it.
+/// All 65,536 halves as fp32: a table is faster than the branches of the conversion, and equal to
+/// it.
 const float* half_table()
 {
   static const std::unique_ptr<const float[]> table = [] {
@@ -71,7 +72,8 @@ void round_to(Precision precision, float* values, std::size_t count)
       for (std::size_t i = 0; i < count; ++i)
         values[i] = float_from_bfloat16(bfloat16_from_float(values[i]));
       break;
-    case Precision::fp32: break;
+    case Precision::fp32:
+      break;
   }
 }
 

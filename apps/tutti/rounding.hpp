@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Arrays between fp32 and the storage formats, and fp32 values rounded to what a storage format can hold.
+// Arrays between fp32 and the storage formats, and fp32 values rounded to what a storage format can
+// hold.
 #pragma once
 
 #include <cstddef>

@@ -18,14 +18,18 @@ namespace tutti::apps {
 const char* name_of_kind(VerdictKind kind)
 {
   switch (kind) {
-    case VerdictKind::commit: return "commit";
-    case VerdictKind::skip: return "skip";
-    case VerdictKind::halt: break;
+    case VerdictKind::commit:
+      return "commit";
+    case VerdictKind::skip:
+      return "skip";
+    case VerdictKind::halt:
+      break;
   }
   return "halt";
 }
 
-nlohmann::json to_json(const Outcome& o, double learning_rate, const std::vector<Participant*>& participants)
+nlohmann::json to_json(const Outcome& o, double learning_rate,
+                       const std::vector<Participant*>& participants)
 {
   nlohmann::json line = {
       {"step", o.step},
@@ -48,7 +52,9 @@ nlohmann::json to_json(const Outcome& o, double learning_rate, const std::vector
     nlohmann::json& offender = line["offender"];
     offender = {{"stage", name_of(static_cast<Stage>(f.stage))},
                 {"rank", f.rank},
-                {"value", std::isnan(value) ? "nan" : std::isinf(value) ? (value > 0 ? "inf" : "-inf") : fmt::format("{}", value)},
+                {"value", std::isnan(value)   ? "nan"
+                          : std::isinf(value) ? (value > 0 ? "inf" : "-inf")
+                                              : fmt::format("{}", value)},
                 {"count", f.count}};
     if (f.micro != ~0u) offender["micro"] = f.micro;
     if (f.parameter != ~0u && f.participant < participants.size()) {
@@ -69,13 +75,16 @@ RunLog::RunLog(const std::string& path, int rank, bool append) : path_(path)
 {
   const std::string place = "{rank}";
   const std::size_t at = path_.find(place);
-  if (at != std::string::npos) path_.replace(at, place.size(), std::to_string(rank));
-  else if (rank != 0) path_.clear();
+  if (at != std::string::npos)
+    path_.replace(at, place.size(), std::to_string(rank));
+  else if (rank != 0)
+    path_.clear();
   if (path_.empty()) return;
   errno = 0;
   file_.open(path_, append ? std::ios::app : std::ios::trunc);
   if (!file_)
-    throw ConfigError(fmt::format("log {} cannot be written ({}); give another --log", path_, std::strerror(errno)));
+    throw ConfigError(fmt::format("log {} cannot be written ({}); give another --log", path_,
+                                  std::strerror(errno)));
 }
 
 void RunLog::write(const nlohmann::json& line)
@@ -84,14 +93,17 @@ void RunLog::write(const nlohmann::json& line)
   errno = 0;
   file_ << line.dump() << std::endl;
   if (!file_)
-    throw IoError(fmt::format("log {} cannot be written ({}); make room and resume", path_, std::strerror(errno)));
+    throw IoError(fmt::format("log {} cannot be written ({}); make room and resume", path_,
+                              std::strerror(errno)));
 }
 
 void write_text_file(const std::string& path, const std::string& text)
 {
   std::error_code ignored;
-  const bool replaces = !std::filesystem::exists(path, ignored) || std::filesystem::is_regular_file(path, ignored);
-  const std::string temporary = replaces ? path + ".tmp" : path;  // a pipe or a device is written to as it is
+  const bool replaces =
+      !std::filesystem::exists(path, ignored) || std::filesystem::is_regular_file(path, ignored);
+  const std::string temporary =
+      replaces ? path + ".tmp" : path;  // a pipe or a device is written to as it is
   errno = 0;
   std::ofstream file(temporary, std::ios::trunc);
   file << text;

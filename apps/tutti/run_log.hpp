@@ -14,16 +14,19 @@ namespace tutti::apps {
 /// "commit", "skip" or "halt".
 const char* name_of_kind(VerdictKind kind);
 
-/// One attempt: step (committed updates after it), attempt, verdict, reason, window (sample positions), samples, loss
-/// (mean over all samples of the window; null when a rank's own was nonfinite), ranks_with_nonfinite_loss, scale,
-/// grad_norm (null when not finite), clip, lr, nonfinite, and offender or failure where there is one.
+/// One attempt: step (committed updates after it), attempt, verdict, reason, window (sample
+/// positions), samples, loss (mean over all samples of the window; null when a rank's own was
+/// nonfinite), ranks_with_nonfinite_loss, scale, grad_norm (null when not finite), clip, lr,
+/// nonfinite, and offender or failure where there is one.
 nlohmann::json to_json(const Outcome& outcome, double learning_rate,
                        const std::vector<Participant*>& participants);
 
-/// Writes lines to a file; a path with {rank} gives every rank a file of its own, else rank 0 writes.
+/// Writes lines to a file; a path with {rank} gives every rank a file of its own, else rank 0
+/// writes.
 class RunLog {
  public:
-  /// An empty path writes nothing. `append`: the run is resumed. Throws ConfigError if the file cannot be opened.
+  /// An empty path writes nothing. `append`: the run is resumed. Throws ConfigError if the file
+  /// cannot be opened.
   RunLog(const std::string& path, int rank, bool append);
   /// Throws IoError when the line could not be written.
   void write(const nlohmann::json& line);

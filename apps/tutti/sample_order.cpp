@@ -38,7 +38,8 @@ class Splitmix64 {
 
 SampleOrder::SampleOrder(std::uint64_t seed, std::uint32_t samples) : seed_(seed), samples_(samples)
 {
-  if (samples == 0) throw InvalidArgument("a sample order of no samples (samples is 0); give at least one");
+  if (samples == 0)
+    throw InvalidArgument("a sample order of no samples (samples is 0); give at least one");
 }
 
 std::uint32_t SampleOrder::id(std::uint64_t position) const
@@ -53,7 +54,8 @@ const SampleOrder::Epoch& SampleOrder::epoch(std::uint64_t number) const
   epoch.ids.resize(samples_);
   std::iota(epoch.ids.begin(), epoch.ids.end(), 0u);
   Splitmix64 random(mix64(mix64(hash_of("sample order"), seed_), number));
-  for (std::uint32_t i = samples_ - 1; i > 0; --i) std::swap(epoch.ids[i], epoch.ids[random.below(i + 1)]);
+  for (std::uint32_t i = samples_ - 1; i > 0; --i)
+    std::swap(epoch.ids[i], epoch.ids[random.below(i + 1)]);
   epoch.number = number;
   return epoch;
 }

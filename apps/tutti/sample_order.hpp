@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Which sample stands at which position of a run. A pure function of the seed and the number of samples: it knows
-// nothing of ranks, windows or skips.
+// Which sample stands at which position of a run. A pure function of the seed and the number of
+// samples: it knows nothing of ranks, windows or skips.
 #pragma once
 
 #include <array>
@@ -9,8 +9,9 @@
 
 namespace tutti::apps {
 
-/// Epoch e of n samples is positions [e n, (e+1) n): a permutation of 0..n-1 of its own, by Fisher-Yates with
-/// splitmix64 seeded from (seed, epoch) and unbiased bounded numbers (Lemire 2019), the same with every library.
+/// Epoch e of n samples is positions [e n, (e+1) n): a permutation of 0..n-1 of its own, by
+/// Fisher-Yates with splitmix64 seeded from (seed, epoch) and unbiased bounded numbers (Lemire
+/// 2019), the same with every library.
 class SampleOrder {
  public:
   SampleOrder(std::uint64_t seed, std::uint32_t samples);

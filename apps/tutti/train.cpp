@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The run of the reference trainer, top to bottom: options agreed, data, model, optimizer and coordinator built,
-// resumed, then attempt after attempt until the last step. What a step does is in the coordinator, what the model
-// computes in mlp.cpp.
+// The run of the reference trainer, top to bottom: options agreed, data, model, optimizer and
+// coordinator built, resumed, then attempt after attempt until the last step. What a step does is
+// in the coordinator, what the model computes in mlp.cpp.
 #include "train.hpp"
 
 #include <cblas.h>
@@ -49,8 +49,8 @@ void broadcast(std::string& text, MPI_Comm communicator)
   check_mpi(MPI_Bcast(text.data(), length, MPI_CHAR, 0, communicator), "MPI_Bcast");
 }
 
-/// All ranks must have been told the same, but for what is a rank's own matter: they may have been started with
-/// different flags, environments or files.
+/// All ranks must have been told the same, but for what is a rank's own matter: they may have been
+/// started with different flags, environments or files.
 void agree_on_options(const OptionTable& table, MPI_Comm world)
 {
   const auto agreed = [](const Option& option) { return option.role != Role::local; };
@@ -61,13 +61,15 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
     const nlohmann::json root = nlohmann::json::parse(text);
     for (const auto& [name, value] : mine.items())
       if (root.at(name) != value)
-        throw ConfigError(fmt::format("{} = {} differs from rank 0's ({}); start all ranks with the same options", name,
-                                      value.dump(), root.at(name).dump()));
+        throw ConfigError(
+            fmt::format("{} = {} differs from rank 0's ({}); start all ranks with the same options",
+                        name, value.dump(), root.at(name).dump()));
   });
 }
 
 /// Takes the configuration of the checkpoint that is to be resumed, if one is.
-FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainConfig& config, MPI_Comm world)
+FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainConfig& config,
+                                              MPI_Comm world)
 {
   if (config.resume.empty()) return {};
   FoundCheckpoint found = find_checkpoint(config.resume, config.checkpoint_dir, world);
@@ -75,7 +77,8 @@ FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainCon
   return found;
 }
 
-/// The parts of one run. `close()` ends it on all ranks; without it, what is shared is left to the end of the job.
+/// The parts of one run. `close()` ends it on all ranks; without it, what is shared is left to the
+/// end of the job.
 class Trainer {
  public:
   Trainer(OptionTable& table, TrainConfig& config);
@@ -140,15 +143,16 @@ void Trainer::build()
   options.shared_memory = config_.shared_memory == "on";
   collectively(world_, [&] { topology_ = std::make_unique<Topology>(world_, options); });
   const int rank = topology_->rank();
-  reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json", config_.progress_every, config_.steps);
+  reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json",
+                                         config_.progress_every, config_.steps);
   collectively(world_, [&] {
     log_ = std::make_unique<RunLog>(config_.log, rank, !checkpoint_.path.empty());
     if (!config_.checkpoint_dir.empty() && rank == 0) {
       std::error_code error;
       std::filesystem::create_directories(config_.checkpoint_dir, error);
       if (error)
-        throw ConfigError(fmt::format("checkpoint-dir {} cannot be made ({}); give another folder", config_.checkpoint_dir,
-                                      error.message()));
+        throw ConfigError(fmt::format("checkpoint-dir {} cannot be made ({}); give another folder",
+                                      config_.checkpoint_dir, error.message()));
     }
   });
 
@@ -156,14 +160,15 @@ void Trainer::build()
   order_ = std::make_unique<SampleOrder>(config_.seed, data_.train.count);
 
   MPI_Comm node = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(world_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  check_mpi(MPI_Comm_split_type(world_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node),
+            "MPI_Comm_split_type");
   const int local_rank = rank_in(node);
   check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   collectively(world_, [&] { device_ = make_device(config_.device, local_rank); });
-  const std::vector<double> weights = config_.rank_weights == "auto"
-                                          ? measure_rank_weights(*device_, topology_->world())
-                                          : parse_rank_weights(config_.rank_weights, topology_->size(),
-                                                               topology_->model_parallel());
+  const std::vector<double> weights =
+      config_.rank_weights == "auto" ? measure_rank_weights(*device_, topology_->world())
+                                     : parse_rank_weights(config_.rank_weights, topology_->size(),
+                                                          topology_->model_parallel());
   if (config_.rank_weights == "auto")
     reporter_->note(fmt::format("rank weights measured: {}", fmt::join(weights, ",")));
 
@@ -181,7 +186,8 @@ void Trainer::build()
   coordinator.configuration_hash = configuration_hash(table_);
   coordinator.faults = make_fault_plan(config_);
   collectively(world_, [&] {
-    coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()}, coordinator);
+    coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
+                                                 coordinator);
   });
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
@@ -204,23 +210,28 @@ void Trainer::start()
       Participant* const participants[] = {adam_.get()};
       RestoreOptions options;
       options.epoch_samples = data_.train.count;
-      coordinator_->resume(restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
+      coordinator_->resume(
+          restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
     });
     for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
     saved_step_ = coordinator_->control().step;
-    reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
+    reporter_->note(
+        fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
   }
   double largest = static_cast<double>(adam_->allocated_bytes());
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
-  reporter_->note(fmt::format("{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
-                              "state and buffers on the fullest rank",
-                              topology_->size(), topology_->data_parallel(), topology_->model_parallel(),
-                              device_->name(), adam_->exchange_description(), config_.update, largest / 1e6));
+  reporter_->note(fmt::format(
+      "{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
+      "state and buffers on the fullest rank",
+      topology_->size(), topology_->data_parallel(), topology_->model_parallel(), device_->name(),
+      adam_->exchange_description(), config_.update, largest / 1e6));
   if (config_.precision != "fp16")
-    for (const char* name : {"init-scale", "growth", "backoff", "growth-interval", "hysteresis", "min-scale", "max-scale"})
+    for (const char* name : {"init-scale", "growth", "backoff", "growth-interval", "hysteresis",
+                             "min-scale", "max-scale"})
       if (table_.given(name))
-        reporter_->warn(fmt::format("{} has no effect ({} runs without a loss scaler); leave it out", name,
-                                    config_.precision));
+        reporter_->warn(
+            fmt::format("{} has no effect ({} runs without a loss scaler); leave it out", name,
+                        config_.precision));
 }
 
 // --- an attempt --------------------------------------------------------------------------------
@@ -229,7 +240,8 @@ void Trainer::load_weights()
 {
   for (std::size_t p = 0; p < Mlp::parameter_count; ++p) {
     const void* values = adam_->weights(p);
-    if (device_->kind() != DeviceKind::host) {  // the model computes on the host, with the same bits on every rank
+    if (device_->kind() !=
+        DeviceKind::host) {  // the model computes on the host, with the same bits on every rank
       staging_.resize(mlp_->elements(p) * bytes_of(adam_->parameter_set()[p].precision));
       device_->copy(staging_.data(), values, staging_.size());
       values = staging_.data();
@@ -238,8 +250,8 @@ void Trainer::load_weights()
   }
 }
 
-/// Forward and backward of one micro-batch. Its model-parallel peers have the same samples and wait for this rank in
-/// the sum of the logits, so whatever fails here, the pass is made.
+/// Forward and backward of one micro-batch. Its model-parallel peers have the same samples and wait
+/// for this rank in the sum of the logits, so whatever fails here, the pass is made.
 void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
 {
   const Interval positions = window.positions(micro);
@@ -280,7 +292,8 @@ void Trainer::present(Window& window)
     window.fail(static_cast<std::int64_t>(ErrorCode::device), error.what());
   }
   if (!log_failure_.empty()) window.fail(static_cast<std::int64_t>(ErrorCode::io), log_failure_);
-  for (std::uint32_t micro = 0; micro < window.micro_batches(); ++micro) compute_micro_batch(window, micro);
+  for (std::uint32_t micro = 0; micro < window.micro_batches(); ++micro)
+    compute_micro_batch(window, micro);
 }
 
 /// One attempt at an update; false when it halted the run.
@@ -319,8 +332,8 @@ void Trainer::after_commit()
   if (config_.eval_every > 0 && step % config_.eval_every == 0) {
     accuracy_ = evaluate();
     accuracy_step_ = step;
-    reporter_->note(fmt::format("step {}: test accuracy {:.4f} (all {} test images, all ranks)", step, *accuracy_,
-                                data_.test.count));
+    reporter_->note(fmt::format("step {}: test accuracy {:.4f} (all {} test images, all ranks)",
+                                step, *accuracy_, data_.test.count));
   }
   if (config_.checkpoint_every > 0 && step % config_.checkpoint_every == 0) save_checkpoint();
 }
@@ -330,17 +343,23 @@ void Trainer::save_checkpoint()
   const std::uint64_t step = coordinator_->control().step;
   if (saved_step_ == step) return;
   std::string path;
-  collectively(world_, [&] { path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, {configuration_text(table_)}).string(); });
+  collectively(world_, [&] {
+    path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir,
+                                  {configuration_text(table_)})
+               .string();
+  });
   saved_step_ = step;
   reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
 }
 
-/// The share of test images that are classified right, cut among the data-parallel ranks; an integer sum.
+/// The share of test images that are classified right, cut among the data-parallel ranks; an
+/// integer sum.
 double Trainer::evaluate()
 {
   load_weights();
-  const Interval mine = Interval{0, data_.test.count}.part(static_cast<std::uint64_t>(topology_->data_rank()),
-                                                           static_cast<std::uint64_t>(topology_->data_parallel()));
+  const Interval mine =
+      Interval{0, data_.test.count}.part(static_cast<std::uint64_t>(topology_->data_rank()),
+                                         static_cast<std::uint64_t>(topology_->data_parallel()));
   std::uint64_t correct = 0;
   for (std::uint64_t at = mine.begin; at < mine.end;) {
     const std::uint64_t end = std::min<std::uint64_t>(mine.end, at + evaluation_batch);
@@ -352,8 +371,10 @@ double Trainer::evaluate()
     }
     correct += mlp_->count_correct(batch_);
   }
-  if (topology_->model_rank() != 0) correct = 0;  // the model-parallel peers counted the same images
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &correct, 1, MPI_UINT64_T, MPI_SUM, topology_->world()), "MPI_Allreduce");
+  if (topology_->model_rank() != 0)
+    correct = 0;  // the model-parallel peers counted the same images
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &correct, 1, MPI_UINT64_T, MPI_SUM, topology_->world()),
+            "MPI_Allreduce");
   return static_cast<double>(correct) / data_.test.count;
 }
 
@@ -379,17 +400,20 @@ void Trainer::summarize()
   const std::uint64_t digest = state_digest(participants, topology_->world());
   const double wall = duration<double>(steady_clock::now() - start_).count();
   const ControlState& control = coordinator_->control();
-  const double rate = attempt_seconds_ > 0 ? static_cast<double>(presented_samples_) / attempt_seconds_ : 0;
+  const double rate =
+      attempt_seconds_ > 0 ? static_cast<double>(presented_samples_) / attempt_seconds_ : 0;
   nlohmann::ordered_json skips = nlohmann::ordered_json::object();
   std::uint64_t skipped = 0;
   for (std::size_t r = 0; r < reason_count; ++r) {
     const auto reason = static_cast<Reason>(r);
-    const bool skips_only = reason == Reason::gradient || reason == Reason::loss || reason == Reason::update;
+    const bool skips_only =
+        reason == Reason::gradient || reason == Reason::loss || reason == Reason::update;
     if (!skips_only && control.skips[r] == 0) continue;
     skips[std::string(name_of(reason))] = control.skips[r];
     skipped += control.skips[r];
   }
-  const std::uint64_t committed = control.ledger.committed_samples(), dropped = control.ledger.dropped_samples();
+  const std::uint64_t committed = control.ledger.committed_samples(),
+                      dropped = control.ledger.dropped_samples();
   nlohmann::ordered_json summary = {
       {"verdict", halted_ ? "halt" : "ok"},
       {"reason", halted_ ? std::string(name_of(halted_->verdict.reason)) : "none"},
@@ -410,17 +434,22 @@ void Trainer::summarize()
       {"state_digest", fmt::format("{:016x}", digest)},
   };
   collectively(world_, [&] {
-    if (topology_->rank() == 0 && !config_.summary.empty()) write_text_file(config_.summary, summary.dump(2) + "\n");
+    if (topology_->rank() == 0 && !config_.summary.empty())
+      write_text_file(config_.summary, summary.dump(2) + "\n");
   });
   if (topology_->rank() != 0) return;
-  std::string text = fmt::format("{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
-                                 control.step, control.attempt, skipped, committed, dropped);
+  std::string text = fmt::format(
+      "{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
+      control.step, control.attempt, skipped, committed, dropped);
   if (accuracy_) text += fmt::format("test accuracy {:.4f}, ", *accuracy_);
-  text += fmt::format("last loss {:.4f}, loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n", final_loss_,
-                      control.loss_scale, wall, rate, digest);
+  text += fmt::format(
+      "last loss {:.4f}, loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n",
+      final_loss_, control.loss_scale, wall, rate, digest);
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
-  if (halted_) reporter_->warn(fmt::format("{}; see the log, then resume from the last checkpoint", halted_->message));
+  if (halted_)
+    reporter_->warn(
+        fmt::format("{}; see the log, then resume from the last checkpoint", halted_->message));
 }
 
 void Trainer::close()

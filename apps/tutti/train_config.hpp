@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// What `tutti train` can be told, and what follows from it: the policy, the optimizer's options, the hash that
-// all ranks must agree on.
+// What `tutti train` can be told, and what follows from it: the policy, the optimizer's options,
+// the hash that all ranks must agree on.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,15 @@ struct TrainConfig {
   std::string exchange = "ordered", wire = "auto", update = "staged";
   // The optimizer.
   std::string optimizer = "adam";
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, ema = 0, max_norm = 0;
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, ema = 0,
+         max_norm = 0;
   std::string schedule = "constant";
   std::uint64_t schedule_steps = 0, warmup = 0;
   double final_factor = 0;
   // Loss scaling and policy.
   double init_scale = 2097152, growth = 2, backoff = 0.5, min_scale = 0, max_scale = 0;
-  std::uint64_t growth_interval = 2000, hysteresis = 1, max_consecutive_skips = 50, repeat_limit = 3;
+  std::uint64_t growth_interval = 2000, hysteresis = 1, max_consecutive_skips = 50,
+                repeat_limit = 3;
   std::string samples = "replay";
   // Checkpoints.
   std::string checkpoint_dir, resume;
@@ -52,8 +54,8 @@ void declare(OptionTable& table, TrainConfig& config);
 /// What single options cannot see: combinations. `ranks`: of the job. Throws ConfigError.
 void check(const TrainConfig& config, const OptionTable& table, int ranks);
 
-/// "auto" and "equal" give an empty list; otherwise one non-negative number a rank. Throws ConfigError, also
-/// when all ranks of one data-parallel axis would own nothing.
+/// "auto" and "equal" give an empty list; otherwise one non-negative number a rank. Throws
+/// ConfigError, also when all ranks of one data-parallel axis would own nothing.
 std::vector<double> parse_rank_weights(const std::string& text, int ranks, int model_parallel);
 
 Policy make_policy(const TrainConfig& config);
