@@ -187,13 +187,6 @@ TEST_CASE("a file that is cut, unfinished, foreign or from the future is refused
                    H5Aclose(attribute);
                  }),
                  "its format version 2 is newer than 1"));
-  // What a rank killed in mid-save leaves: HDF5's mark of a file that is being written.
-  on_rank_zero([&] {
-    write_file(bad, good);
-    flip(bad, 11);
-  });
-  CHECK(contains(refusal(job, bad), "refused"));
-
   const std::string missing =
       message_of<IoError>([&] { job.restore(directory.path() / "none.h5"); });
   CHECK(same_on_all_ranks(missing));
