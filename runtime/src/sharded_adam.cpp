@@ -613,7 +613,7 @@ StateView ShardedAdam::state()
   view.arrays = {{"master", s.now.master.floats()},
                  {"exp_avg", s.now.exp_avg.floats()},
                  {"exp_avg_sq", s.now.exp_avg_sq.floats()}};
-  if (s.now.ema.bytes() != 0) view.arrays.push_back({"ema", s.now.ema.floats()});
+  if (s.options.ema_decay > 0) view.arrays.push_back({"ema", s.now.ema.floats()});
   return view;
 }
 
