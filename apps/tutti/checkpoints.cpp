@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "agreement.hpp"
-#include "format.hpp"  // of io: its reader of metadata
 #include "tutti/checkpoint.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"
@@ -43,7 +42,7 @@ FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& fo
           "checkpoint {} cannot be opened (no such file); give an existing file, or latest with "
           "--checkpoint-dir",
           found.path));
-    found.configuration = detail::read_metadata(found.path).configuration;
+    found.configuration = checkpoint_configuration(found.path);
   });
   for (std::string* text : {&found.path, &found.configuration}) {
     int length = static_cast<int>(text->size());

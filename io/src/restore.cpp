@@ -397,4 +397,9 @@ RestoredControl restore_checkpoint(const fs::path& file, const Topology& topolog
   return Restore(file, topology, participants, options).run();
 }
 
+std::string checkpoint_configuration(const std::filesystem::path& file)
+{
+  return detail::read_metadata(file).configuration;
+}
+
 }  // namespace tutti

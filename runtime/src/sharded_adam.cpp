@@ -11,10 +11,12 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <new>
 #include <optional>
 
+#include "agree.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/half.hpp"
 #include "tutti/mpi_check.hpp"
@@ -96,11 +98,44 @@ void validate(const AdamOptions& o)
   if (o.micro_batches == 0) refuse("micro-batches", 0, "at least 1");
 }
 
-/// Options that were checked, so that nothing is built from bad ones.
-AdamOptions validated(AdamOptions options)
+/// Micro-batches are added up in fp32 before they travel; otherwise gradients are handed in where
+/// they leave from.
+bool sums_locally(const AdamOptions& options)
 {
-  validate(options);
-  return options;
+  return options.micro_batches > 1 || options.fp32_wire || options.reduce_scatter;
+}
+
+/// Bytes of this rank's own arrays and contribution; weights, which a node shares, come on top.
+std::uint64_t needed_bytes(const Topology& topology, const ShardPlan& plan,
+                           const AdamOptions& options)
+{
+  constexpr std::size_t block_bytes = block_elements * sizeof(float);
+  const std::size_t kinds = options.ema_decay > 0 ? 4 : 3;
+  const std::size_t copies = options.update == UpdateMode::staged ? 2 : 1;
+  const SlotLayout& layout = plan.layout(topology.model_rank());
+  return plan.shard(topology.rank()).size() * block_bytes * (kinds * copies + 1) + layout.bytes() +
+         (sums_locally(options) ? layout.blocks() * block_bytes : 0);
+}
+
+std::optional<std::uint64_t> available_bytes()
+{
+  std::ifstream meminfo("/proc/meminfo");
+  std::uint64_t kib = 0;
+  for (std::string key, rest; meminfo >> key >> kib; std::getline(meminfo, rest))
+    if (key == "MemAvailable:") return kib * 1024;
+  return std::nullopt;
+}
+
+/// Collective over the memory domain: why its ranks' arrays together do not fit; empty if they do.
+/// Linux would hand the memory out and kill somebody later.
+std::string lack_of_memory(const Topology& topology, std::uint64_t needed)
+{
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &needed, 1, MPI_UINT64_T, MPI_SUM, topology.domain()),
+            "MPI_Allreduce of needed memory");
+  const std::optional<std::uint64_t> available = available_bytes();
+  if (!available || needed <= *available) return {};
+  return fmt::format("{:.1f} GB are needed and {:.1f} GB available for its ranks on this node",
+                     static_cast<double>(needed) / 1e9, static_cast<double>(*available) / 1e9);
 }
 
 }  // namespace
@@ -110,8 +145,8 @@ struct ShardedAdam::State {
       : topology(t),
         device(d),
         parameters(std::move(set)),
-        options(validated(std::move(o))),
-        summed_locally(options.micro_batches > 1 || options.fp32_wire || options.reduce_scatter),
+        options(std::move(o)),
+        summed_locally(sums_locally(options)),
         plan(parameters, t.data_parallel(), t.model_parallel(), options.rank_weights),
         layout(plan.layout(t.model_rank())),
         shard(plan.shard(t.rank())),
@@ -132,8 +167,6 @@ struct ShardedAdam::State {
   Device& device;
   const ParameterSet parameters;
   const AdamOptions options;
-  /// Micro-batches are added up in fp32 before they travel; otherwise gradients are handed in where
-  /// they leave from.
   const bool summed_locally;
   const ShardPlan plan;
   const SlotLayout& layout;
@@ -224,26 +257,43 @@ void ShardedAdam::State::allocate()
 
 ShardedAdam::ShardedAdam(const Topology& topology, Device& device, ParameterSet parameters,
                          AdamOptions options)
-    : state_(std::make_unique<State>(topology, device, std::move(parameters), std::move(options)))
 {
-  std::string problem;
+  // One rank's bad arguments, or its lack of memory, are everybody's: the others would wait for it.
+  std::string refusal;
+  std::uint64_t needed = 0;
+  try {
+    validate(options);
+    const ShardPlan plan(parameters, topology.data_parallel(), topology.model_parallel(),
+                         options.rank_weights);
+    needed = needed_bytes(topology, plan, options);
+  } catch (const InvalidArgument& error) {
+    refusal = error.what();
+  }
+  refusal = detail::first_text(topology.world(), refusal);
+  if (!refusal.empty()) throw InvalidArgument(refusal);
+
+  const auto refuse_lack = [&](const std::string& lack) {
+    const std::string text = detail::first_text(
+        topology.world(),
+        lack.empty() ? lack
+                     : fmt::format("rank {}: optimizer {} cannot be allocated ({}); use more ranks "
+                                   "or nodes, smaller rank weights there, or the in-place update",
+                                   topology.rank(), options.name, lack));
+    if (text.empty()) return;
+    if (state_) state_->exchange.close();
+    throw DeviceError(text);
+  };
+  refuse_lack(lack_of_memory(topology, device.kind() == DeviceKind::host ? needed : 0));
+  state_ = std::make_unique<State>(topology, device, std::move(parameters), options);
+  std::string lack;
   try {
     state_->allocate();
   } catch (const std::bad_alloc&) {
-    problem = "out of memory";
+    lack = "out of memory";
   } catch (const Error& error) {
-    problem = error.what();
+    lack = error.what();
   }
-  int worst = problem.empty() ? std::numeric_limits<int>::max() : topology.rank();
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MIN, topology.world()),
-            "MPI_Allreduce of allocation failures");
-  if (worst != std::numeric_limits<int>::max())
-    throw DeviceError(
-        fmt::format("rank {}: optimizer {} cannot be allocated ({}); use more ranks, smaller rank "
-                    "weights there, or "
-                    "the in-place update",
-                    worst, state_->options.name,
-                    worst == topology.rank() ? problem : "out of memory on that rank"));
+  refuse_lack(lack);
 }
 
 ShardedAdam::~ShardedAdam() = default;

@@ -671,6 +671,34 @@ TEST_CASE("ranks whose configuration differs halt together at the first vote")
   topology.close();
 }
 
+TEST_CASE("one rank's bad options are refused on all ranks alike")
+{
+  Topology topology(MPI_COMM_WORLD);
+  auto device = make_host_device();
+  const auto refused = [&](AdamOptions options, ParameterSet set) {
+    std::string message;
+    try {
+      ShardedAdam adam(topology, *device, std::move(set), options);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    CHECK(agreed(message));
+    return message;
+  };
+  AdamOptions options;
+  if (topology.rank() == world_size() - 1) options.learning_rate = -1;
+  CHECK(refused(options, parameter_set()).find("learning rate") != std::string::npos);
+  options = {};
+  if (topology.rank() == 0) options.rank_weights = {-1.0};
+  CHECK(refused(options, parameter_set()).find("; ") != std::string::npos);
+  // One rank that owns more than the node has: nobody starts, and nothing is killed later.
+  ParameterSet enormous;
+  enormous.add({"sea", {std::size_t{1} << 34}, Precision::fp16, Placement::replicated, 0, {}});
+  const std::string lack = refused({}, enormous);
+  CHECK(lack.find("cannot be allocated") != std::string::npos);
+  topology.close();
+}
+
 // --- a foreign optimizer as a participant ------------------------------------------------------
 
 namespace {

@@ -72,6 +72,10 @@ RestoredControl restore_checkpoint(const std::filesystem::path& file, const Topo
                                    std::span<Participant* const> participants,
                                    const RestoreOptions& options = {});
 
+/// Not collective: the configuration text that `file` was saved with. Throws CheckpointError for a
+/// file that is damaged, incomplete or a newer version, IoError for one that cannot be read.
+std::string checkpoint_configuration(const std::filesystem::path& file);
+
 /// Collective over `topology`: the complete checkpoint of the highest step in `directory` (as given
 /// on rank 0), or nothing. Complete: its metadata, hash tables and certificate agree; the payload
 /// is verified when it is restored. The pointer file `latest` is for people and scripts and decides
