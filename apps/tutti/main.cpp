@@ -146,6 +146,7 @@ int main(int argc, char** argv)
 
   const bool speaks = launched_rank().value_or(0) == 0;
   std::optional<std::string> problem;
+  std::string versions;
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& answer) {  // --help, --version
@@ -162,7 +163,9 @@ int main(int argc, char** argv)
       } else if (step_command->parsed()) {
         refuse_extras(step_command->remaining(), bench_table);
         load(bench_table, nullptr, bench_flags);
-      } else if (!info_command->parsed()) {
+      } else if (info_command->parsed()) {
+        versions = info();
+      } else {
         const std::vector<std::string> words =
             bench_command->parsed() ? bench_command->remaining() : app.remaining();
         const std::string word = words.empty() ? "" : words.front();
@@ -181,7 +184,7 @@ int main(int argc, char** argv)
   }
 
   if (info_command->parsed() && !problem) {
-    if (speaks) std::fputs(info().c_str(), stdout);
+    if (speaks) std::fputs(versions.c_str(), stdout);
     return 0;
   }
   if (problem && !launched_rank()) {

@@ -625,6 +625,22 @@ TEST_CASE("uneven sample counts give the exact weighted mean")
   CHECK(std::abs(outcome.grad_norm - squares * 24 / sum) <= 1e-12 * outcome.grad_norm);
 }
 
+TEST_CASE("a flipped bit in a replica is in the weights that are read, not in the owners' state")
+{
+  RunOptions options;
+  options.faults = {
+      on_rank("bitflip", world_size() - 1, "attempt=2,param=split0,element=40000,bit=9")};
+  options.shared_memory = false;  // every rank has a replica of its own
+  Run run(options);
+  CHECK(run.attempt().committed());
+  const std::uint64_t before = run.digest(), weights = run.weights_hash();
+  Window window = run.coordinator->open_window();
+  CHECK((run.weights_hash() != weights) == (run.topology.rank() == world_size() - 1));
+  CHECK(run.digest() == before);
+  CHECK(run.coordinator->step(window).committed());
+  CHECK(agreed(run.weights_hash()));  // the owners' values replace all replicas
+}
+
 TEST_CASE("a stop request of one rank is known to all at the same boundary")
 {
   Run run({});

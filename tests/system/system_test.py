@@ -174,6 +174,12 @@ def command_line(t):
     result = t.command(["trian"], ranks=2)
     t.check_refusal(result, 2, ["did you mean 'train'?"], "a misspelt command on 2 ranks")
 
+    # An instruction set that does not exist, also where MPI is never started.
+    wrong = {"TUTTI_SIMD": "avx9"}
+    t.check_refusal(t.command(["info"], environment=wrong), 2, ["avx9"], "info, unknown TUTTI_SIMD")
+    result = t.train(2, "--steps", "1", environment=wrong)
+    t.check_refusal(result, 2, ["avx9"], "train, unknown TUTTI_SIMD")
+
     # flag > environment > file > default, as the run shows it
     config = t.scratch / "run.toml"
     config.write_text("steps = 2\nbatch = 40\nprecision = 'fp32'\n")
