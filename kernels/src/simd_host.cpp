@@ -70,7 +70,7 @@ class HostDevice final : public Device {
   {
     // Large arrays are streamed through: on huge pages, where the system has them, with fewer TLB
     // misses. A kernel walks through up to nine of them side by side; bases that were all equal
-    // modulo a huge page would keep hitting the same memory banks, so each starts at another
+    // modulo a huge page may compete for the same memory banks, so each starts at another
     // offset.
     constexpr std::size_t huge_page = std::size_t{2} << 20;
     const bool large = bytes >= 2 * huge_page;
