@@ -220,10 +220,10 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
         "file");
   for (const std::string& text : c.fault) {
     const Fault fault = parse_fault(text);
-    if (fault.rank < 0 || fault.rank >= ranks)
+    if (fault.rank.value_or(0) >= ranks)
       throw ConfigError(
           fmt::format("fault '{}' never fires (rank {} of {} does not exist); give a rank below {}",
-                      text, fault.rank, ranks, ranks));
+                      text, *fault.rank, ranks, ranks));
   }
   (void)table;
 }

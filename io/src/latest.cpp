@@ -11,7 +11,7 @@
 #include "format.hpp"
 #include "hdf5.hpp"
 #include "posix_file.hpp"
-#include "tutti/checkpoint.hpp"
+#include "tutti/checkpoint_restore.hpp"
 #include "tutti/error.hpp"
 #include "vote.hpp"
 

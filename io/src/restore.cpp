@@ -12,7 +12,7 @@
 #include "flat_layout.hpp"
 #include "format.hpp"
 #include "posix_file.hpp"
-#include "tutti/checkpoint.hpp"
+#include "tutti/checkpoint_restore.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"
 #include "vote.hpp"

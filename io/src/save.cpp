@@ -17,7 +17,7 @@
 #include "flat_layout.hpp"
 #include "format.hpp"
 #include "posix_file.hpp"
-#include "tutti/checkpoint.hpp"
+#include "tutti/checkpoint_save.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"

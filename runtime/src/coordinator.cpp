@@ -197,6 +197,28 @@ std::vector<const Fault*> Coordinator::firing(FaultKind kind) const
   return options_.faults.firing(kind, topology_.rank(), control_.step, control_.attempt + 1);
 }
 
+void Coordinator::reach(Phase phase) const
+{
+  options_.faults.reach(phase, topology_.rank(), control_.step, control_.attempt + 1);
+}
+
+void Coordinator::track_save(std::uint64_t id, std::function<SaveReport()> report)
+{
+  require_usable("a background save");
+  if (window_open_ || control_.pending_save != 0 || id == 0)
+    throw InvalidArgument(
+        "a background save is refused (a window is open, or one is in flight already); start one "
+        "at a committed boundary");
+  control_.pending_save = id;
+  save_report_ = std::move(report);
+}
+
+void Coordinator::forget_save()
+{
+  control_.pending_save = 0;
+  save_report_ = {};
+}
+
 Window Coordinator::open_window()
 {
   require_usable("a window");
@@ -247,8 +269,7 @@ class Coordinator::Attempt {
         failure_(window.failure_),
         text_(std::move(window.failure_text_)),
         scale_faults_(coordinator.firing(FaultKind::scale)),
-        update_faults_(coordinator.firing(FaultKind::update)),
-        throw_faults_(coordinator.firing(FaultKind::throw_))
+        update_faults_(coordinator.firing(FaultKind::update))
   {
   }
 
@@ -337,6 +358,7 @@ class Coordinator::Attempt {
 
   void publish() noexcept
   {
+    c_.reach(Phase::publish);
     for (Participant* participant : c_.participants_) participant->publish();
     machine_.finished();
   }
@@ -369,6 +391,13 @@ class Coordinator::Attempt {
     outcome.stop_requested = ballot_.stop_requests != 0;
     if (!outcome.committed()) outcome.message = explain(outcome);
     c_.control_ = machine_.fold(c_.has_gradient_);
+    if (c_.save_report_ && ballot_.saves_pending == 0) {
+      outcome.save_failure = ballot_.save_failure;
+      outcome.save = ballot_.save_failure.exists() ? SaveState::failed : SaveState::done;
+      c_.forget_save();
+    } else if (c_.save_report_) {
+      outcome.save = SaveState::pending;
+    }
     outcome.step = c_.control_.step;
     return outcome;
   }
@@ -378,9 +407,7 @@ class Coordinator::Attempt {
   void locally(Phase phase, Work&& work)
   {
     c_.guarded(phase, failure_, text_, [&] {
-      for (const Fault* fault : throw_faults_)
-        if (fault->phase == phase)
-          throw std::runtime_error(fmt::format("planned exception in phase {}", name_of(phase)));
+      c_.reach(phase);
       work();
     });
   }
@@ -424,6 +451,12 @@ class Coordinator::Attempt {
     agree(AgreedField::control_state, control.digest());
     ballot_.participants = c_.participants_.size();
     ballot_.stop_requests = window_.stop_ ? 1 : 0;
+    if (c_.save_report_) {
+      const SaveReport save = c_.save_report_();
+      if (save.state == SaveState::pending) ballot_.saves_pending = 1;
+      if (save.state == SaveState::failed)
+        ballot_.save_failure = {static_cast<std::uint32_t>(Phase::save_payload), rank, save.code};
+    }
 
     const bool finite_loss = std::abs(window_.loss_sum_) <= largest_loss;  // false for NaN
     if (!finite_loss) {
@@ -482,7 +515,7 @@ class Coordinator::Attempt {
   Confirm confirm_;
   Failure failure_, failed_here_, decided_failure_;
   std::string text_;
-  std::vector<const Fault*> scale_faults_, update_faults_, throw_faults_;
+  std::vector<const Fault*> scale_faults_, update_faults_;
   std::uint64_t samples_ = 1;
   double norm_ = 0, clip_ = 1;
 };

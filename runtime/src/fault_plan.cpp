@@ -2,13 +2,18 @@
 #include "tutti/fault_plan.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <limits>
+#include <stdexcept>
 #include <string_view>
+#include <thread>
 
 #include "tutti/error.hpp"
 
@@ -34,6 +39,8 @@ const std::vector<KindSpec>& kinds()
       {FaultKind::update, "update", {"rank"}, {"optimizer"}},
       {FaultKind::bitflip, "bitflip", {"rank"}, {"param", "element", "bit", "optimizer"}},
       {FaultKind::throw_, "throw", {"rank", "phase"}, {}},
+      {FaultKind::die, "die", {"rank", "phase"}, {"process"}},
+      {FaultKind::stall, "stall", {"rank", "phase"}, {"seconds"}},
   };
   return table;
 }
@@ -65,11 +72,14 @@ float special_value(const std::string& fault, std::string_view value)
 
 Phase phase_named(const std::string& fault, std::string_view value)
 {
-  for (Phase phase :
-       {Phase::window, Phase::exchange, Phase::ballot, Phase::stage, Phase::gather, Phase::confirm})
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < phase_count; ++i) {
+    const auto phase = static_cast<Phase>(i);
     if (name_of(phase) == value) return phase;
+    names.push_back(name_of(phase));
+  }
   refuse(fault, fmt::format("phase={} is not known", value),
-         "use window, exchange, ballot, stage, gather or confirm");
+         fmt::format("use one of {}", fmt::join(names, ", ")));
 }
 
 std::vector<std::string_view> split(std::string_view text, char separator)
@@ -119,7 +129,8 @@ Fault parse_fault(const std::string& text)
                          spec->optional.empty() ? "" : ", ", fmt::join(spec->optional, ", ")));
     if (key == "step") fault.step = number<std::uint64_t>(text, key, value);
     if (key == "attempt") fault.attempt = number<std::uint64_t>(text, key, value);
-    if (key == "rank") fault.rank = number<int>(text, key, value);
+    if (key == "rank" && value == "*") fault.rank = std::nullopt;
+    if (key == "rank" && value != "*") fault.rank = number<int>(text, key, value);
     if (key == "micro") fault.micro = number<std::uint32_t>(text, key, value);
     if (key == "param") fault.parameter = value;
     if (key == "element") fault.element = number<std::uint64_t>(text, key, value);
@@ -128,6 +139,12 @@ Fault parse_fault(const std::string& text)
     if (key == "bit") fault.bit = number<unsigned>(text, key, value);
     if (key == "optimizer") fault.optimizer = number<std::size_t>(text, key, value);
     if (key == "phase") fault.phase = phase_named(text, value);
+    if (key == "seconds") fault.seconds = number<double>(text, key, value);
+    if (key == "process") {
+      if (value != "self" && value != "launcher")
+        refuse(text, fmt::format("process={} is not known", value), "use self or launcher");
+      fault.launcher = value == "launcher";
+    }
   }
   if (fault.step.has_value() == fault.attempt.has_value())
     refuse(text, "it needs exactly one of step and attempt", "add step=N or attempt=N");
@@ -135,8 +152,11 @@ Fault parse_fault(const std::string& text)
   for (std::string_view key : spec->required)
     if (std::find(seen.begin(), seen.end(), key) == seen.end())
       refuse(text, fmt::format("{} is missing", key), fmt::format("add {}=...", key));
-  if (fault.rank < 0) refuse(text, "rank is negative", "use a world rank from 0");
+  if (fault.rank.value_or(0) < 0) refuse(text, "rank is negative", "use a world rank from 0");
   if (fault.bit > 31) refuse(text, "bit is over 31", "use a bit from 0 to 31");
+  if (!(fault.seconds >= 0)) refuse(text, "seconds is negative", "give the seconds of the stall");
+  if (fault.kind == FaultKind::throw_ && fault.phase == Phase::publish)
+    refuse(text, "publish cannot throw", "use die or stall there, or throw in confirm");
   return fault;
 }
 
@@ -145,10 +165,30 @@ std::vector<const Fault*> FaultPlan::firing(FaultKind kind, int rank, std::uint6
 {
   std::vector<const Fault*> out;
   for (const Fault& fault : faults_)
-    if (fault.kind == kind && fault.rank == rank &&
+    if (fault.kind == kind && fault.rank.value_or(rank) == rank &&
         (fault.step ? *fault.step == step : *fault.attempt == attempt))
       out.push_back(&fault);
   return out;
+}
+
+void FaultPlan::reach(Phase phase, int rank, std::uint64_t step, std::uint64_t attempt) const
+{
+  if (faults_.empty()) return;
+  for (const Fault* fault : firing(FaultKind::stall, rank, step, attempt)) {
+    if (fault->phase != phase) continue;
+    if (fault->seconds > 0)
+      std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds));
+    else
+      while (true) ::pause();
+  }
+  for (const Fault* fault : firing(FaultKind::die, rank, step, attempt)) {
+    if (fault->phase != phase) continue;
+    ::kill(fault->launcher ? ::getppid() : ::getpid(), SIGKILL);
+    while (true) ::pause();  // an orphan waits for its end, it does not go on alone
+  }
+  for (const Fault* fault : firing(FaultKind::throw_, rank, step, attempt))
+    if (fault->phase == phase)
+      throw std::runtime_error(fmt::format("planned exception in phase {}", name_of(phase)));
 }
 
 }  // namespace tutti

@@ -660,6 +660,7 @@ StateView ShardedAdam::state()
 {
   State& s = *state_;
   StateView view{&s.parameters, &s.plan, {}};
+  if (s.device.kind() != DeviceKind::host) view.device = &s.device;
   view.arrays = {{"master", s.now.master.floats()},
                  {"exp_avg", s.now.exp_avg.floats()},
                  {"exp_avg_sq", s.now.exp_avg_sq.floats()}};

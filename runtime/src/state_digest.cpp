@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The digest of the whole optimizer state: each owned element counts once, padding never.
 #include <algorithm>
+#include <vector>
 
+#include "tutti/device.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/participant.hpp"
@@ -27,24 +29,34 @@ std::uint64_t block_part(const std::string& name, const std::string& array, cons
 
 }  // namespace
 
+std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank)
+{
+  const SlotLayout& layout = state.plan->layout(rank % state.plan->model_parallel());
+  const std::vector<std::uint32_t>& shard = state.plan->shard(rank);
+  std::vector<float> staging(state.device ? block_elements : 0);
+  std::uint64_t sum = 0;
+  for (const StateArray& array : state.arrays)
+    for (std::size_t i = 0; i < shard.size(); ++i) {
+      const std::uint32_t parameter = layout.parameter_of(shard[i]);
+      const Piece& piece = layout.piece(parameter);
+      const float* values = array.data + i * block_elements;
+      if (state.device) {
+        state.device->copy(staging.data(), values, block_elements * sizeof(float));
+        values = staging.data();
+      }
+      sum += block_part(participant + "/" + (*state.parameters)[parameter].name, array.name, piece,
+                        shard[i] - piece.first_block, values);
+    }
+  return sum;
+}
+
 std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm communicator)
 {
   int rank = 0;
   check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
   std::uint64_t sum = 0;
-  for (Participant* participant : participants) {
-    const StateView state = participant->state();
-    const SlotLayout& layout = state.plan->layout(rank % state.plan->model_parallel());
-    const std::vector<std::uint32_t>& shard = state.plan->shard(rank);
-    for (const StateArray& array : state.arrays)
-      for (std::size_t i = 0; i < shard.size(); ++i) {
-        const std::uint32_t parameter = layout.parameter_of(shard[i]);
-        const Piece& piece = layout.piece(parameter);
-        sum +=
-            block_part(participant->name() + "/" + (*state.parameters)[parameter].name, array.name,
-                       piece, shard[i] - piece.first_block, array.data + i * block_elements);
-      }
-  }
+  for (Participant* participant : participants)
+    sum += state_digest_part(participant->name(), participant->state(), rank);
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_UINT64_T, MPI_SUM, communicator),
             "MPI_Allreduce of the state digest");
   return sum;

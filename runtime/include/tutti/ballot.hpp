@@ -31,6 +31,13 @@ struct Agreement {
   bool operator==(const Agreement&) const = default;
 };
 
+/// How a rank's part of a background save stands.
+enum class SaveState : std::uint8_t { none, pending, done, failed };
+struct SaveReport {
+  SaveState state = SaveState::none;
+  std::int64_t code = 0;  ///< errno of a failure; 0 where it was not the system's
+};
+
 /// What each rank contributes before anything is mutated. A record of 8-byte words; `Ballot` over
 /// all ranks is the summed ballot.
 struct Ballot {
@@ -41,6 +48,8 @@ struct Ballot {
   std::uint64_t nonfinite_state = 0;   ///< sum: owned state elements found nonfinite
   std::uint64_t nonfinite_losses = 0;  ///< sum: ranks whose own loss was nonfinite
   std::uint64_t stop_requests = 0;     ///< sum
+  std::uint64_t saves_pending = 0;     ///< sum: ranks whose background save is not on disk yet
+  Failure save_failure;                ///< min: of a background save; says nothing about the update
   std::uint64_t largest_finite =
       0;                    ///< max: bits of the largest finite gradient magnitude, still scaled
   ExactSum sum_of_squares;  ///< of the summed, still scaled gradients

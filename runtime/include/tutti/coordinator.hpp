@@ -37,6 +37,11 @@ struct Outcome {
   Offender offender;
   Failure failure;
   bool stop_requested = false;
+  /// Of the background save: `done` once all ranks have written their part, `failed` as soon as
+  /// none is writing any more and some rank failed (`save_failure`). Said once; then it is
+  /// forgotten.
+  SaveState save = SaveState::none;
+  Failure save_failure;
   std::string message;  ///< one sentence for people; empty on Commit
   bool committed() const { return verdict.kind == VerdictKind::commit; }
 };
@@ -143,6 +148,14 @@ class Coordinator {
   /// before.
   void resume(const ControlState& control);
 
+  /// Each next ballot carries what `report` says of the background save `id` (not 0) on this rank,
+  /// until an outcome says how it ended. All ranks call it at the same boundary, with the same id:
+  /// it is part of the control state. `report` must be safe to call while the save's thread runs,
+  /// and cannot throw. Throws InvalidArgument inside a window and while another one is in flight.
+  void track_save(std::uint64_t id, std::function<SaveReport()> report);
+  /// The save that is in flight is waited for or given up outside of a step, by all ranks.
+  void forget_save();
+
   const PhaseTimes& times() const { return times_; }
   /// Collective: frees the transport.
   void close();
@@ -153,6 +166,7 @@ class Coordinator {
   void require_usable(const char* call) const;
   void take_micro_batch(Window& window);
   std::vector<const Fault*> firing(FaultKind kind) const;
+  void reach(Phase phase) const;
   /// Runs local work; an exception becomes `failure` and `text` unless there is one already.
   template <class Work>
   void guarded(Phase phase, Failure& failure, std::string& text, Work&& work);
@@ -164,6 +178,7 @@ class Coordinator {
   std::unique_ptr<Transport> transport_;
   std::vector<std::uint8_t> has_gradient_;
   std::uint64_t agreed_configuration_ = 0, agreed_plan_ = 0;  ///< what the ballots carry of them
+  std::function<SaveReport()> save_report_;
   bool window_open_ = false, halted_ = false, broken_ = false;
   PhaseTimes times_;
 };

@@ -12,7 +12,7 @@
 
 namespace tutti {
 
-enum class FaultKind : std::uint8_t { nonfinite, loss, scale, update, bitflip, throw_ };
+enum class FaultKind : std::uint8_t { nonfinite, loss, scale, update, bitflip, throw_, die, stall };
 
 /// `step` is the number of updates committed before the attempt and fires on every attempt at that
 /// step; `attempt` fires once, counting all attempts of the run from 1. Exactly one of them is
@@ -20,7 +20,7 @@ enum class FaultKind : std::uint8_t { nonfinite, loss, scale, update, bitflip, t
 struct Fault {
   FaultKind kind = FaultKind::nonfinite;
   std::optional<std::uint64_t> step, attempt;
-  int rank = 0;  ///< world rank
+  std::optional<int> rank = 0;  ///< world rank; nothing (`*` in the text): every rank
   std::uint32_t micro = 0;
   std::string parameter = "*";  ///< a name, or * for the first that this rank holds
   std::uint64_t element = 0;    ///< within the parameter as this rank holds it, wrapping around
@@ -28,7 +28,9 @@ struct Fault {
   double factor = 2;            ///< scale
   unsigned bit = 0;             ///< bitflip
   std::optional<std::size_t> optimizer;  ///< index of the participant; every one if not given
-  Phase phase = Phase::window;           ///< throw
+  Phase phase = Phase::window;           ///< throw, die, stall
+  bool launcher = false;                 ///< die: kill the launcher instead (this process's parent)
+  double seconds = 0;                    ///< stall; 0: until somebody ends the process
 };
 
 /// Throws ConfigError: `fault 'x' ... (reason); suggestion`. E.g.
@@ -43,6 +45,9 @@ class FaultPlan {
   /// number `attempt`.
   std::vector<const Fault*> firing(FaultKind kind, int rank, std::uint64_t step,
                                    std::uint64_t attempt) const;
+  /// `rank` enters `phase`: throws std::runtime_error, kills by SIGKILL or stalls as planned; does
+  /// nothing where nothing is planned. In a save `attempt` is that of its boundary.
+  void reach(Phase phase, int rank, std::uint64_t step, std::uint64_t attempt) const;
   bool empty() const { return faults_.empty(); }
   const std::vector<Fault>& faults() const { return faults_; }
 

@@ -19,6 +19,8 @@
 
 namespace tutti {
 
+class Device;
+
 /// One fp32 array of optimizer state over the owned blocks of a shard (padding is zero).
 struct StateArray {
   std::string name;       ///< "master", "exp_avg", "exp_avg_sq", "ema"
@@ -30,6 +32,8 @@ struct StateView {
   const ParameterSet* parameters = nullptr;
   const ShardPlan* plan = nullptr;
   std::vector<StateArray> arrays;
+  /// Where the arrays live; nothing: in memory that the host reads and writes.
+  Device* device = nullptr;
 };
 
 /// What a committed attempt applies.
@@ -105,5 +109,7 @@ class Participant {
 /// Collective over `communicator`: the digest of design section 9 over all participants' arrays;
 /// equal for equal state at any degree, shard plan or update mode.
 std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm communicator);
+/// Local: what world rank `rank` adds to it for one participant; the parts are added mod 2^64.
+std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank);
 
 }  // namespace tutti

@@ -43,8 +43,24 @@ enum class Stage : std::uint8_t {
 };
 std::string_view name_of(Stage stage);
 
-/// Phases of a step in which a rank can fail.
-enum class Phase : std::uint8_t { window, exchange, ballot, stage, gather, confirm };
+/// Phases of a step, then of a save, in which a rank can fail, stall or die.
+enum class Phase : std::uint8_t {
+  window,
+  exchange,
+  ballot,
+  stage,
+  gather,
+  confirm,
+  publish,        ///< of a step: nothing can fail here, but a rank can die
+  save_prepare,   ///< what is saved is looked at, agreed on, and its file created
+  save_payload,   ///< each rank writes its blocks
+  save_sync,      ///< and makes them durable
+  save_complete,  ///< one rank adds tables, texts and certificate
+  save_publish,   ///< one rank gives the file its name
+  save_pointer,   ///< and turns `latest` to it
+  save_retain,    ///< and removes older ones
+};
+inline constexpr std::size_t phase_count = 14;
 std::string_view name_of(Phase phase);
 
 /// What the ranks must agree on; the fields of Halt(control_mismatch).
