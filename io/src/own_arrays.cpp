@@ -56,8 +56,8 @@ void OwnArrays::require_new(const std::string& name) const
         fmt::format("own array '{}' is there already (names identify them); rename one", name));
 }
 
-void OwnArrays::add(std::string name, ElementType type, void* data,
-                    std::vector<std::size_t> shape, ArrayPart part)
+void OwnArrays::add(std::string name, ElementType type, void* data, std::vector<std::size_t> shape,
+                    ArrayPart part)
 {
   require_new(name);
   if (shape.size() > most_axes || part.begin.size() != shape.size() ||

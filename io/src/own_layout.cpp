@@ -86,11 +86,12 @@ void for_each_run(const ArrayPart& saved, const ArrayPart& wanted,
   std::vector<std::size_t> begin(axes), end(axes);
   for (std::size_t axis = 0; axis < axes; ++axis) {
     begin[axis] = std::max(saved.begin[axis], wanted.begin[axis]);
-    end[axis] = std::min(saved.begin[axis] + saved.extent[axis],
-                         wanted.begin[axis] + wanted.extent[axis]);
+    end[axis] =
+        std::min(saved.begin[axis] + saved.extent[axis], wanted.begin[axis] + wanted.extent[axis]);
     if (begin[axis] >= end[axis]) return;
   }
-  // A run spans the last axes that both parts hold whole, and the part they share of the one before.
+  // A run spans the last axes that both parts hold whole, and the part they share of the one
+  // before.
   std::size_t outer = axes;
   std::size_t count = 1;
   while (outer > 0) {

@@ -24,9 +24,9 @@ struct OwnArrayEntry {
   std::string name;
   ElementType type = ElementType::float64;
   std::vector<std::size_t> shape;
-  std::string group;               ///< of its flat dataset "data" and of "hashes"
-  std::size_t blocks = 0;          ///< of 16 KiB
-  std::vector<SavedPart> parts;    ///< by rank
+  std::string group;             ///< of its flat dataset "data" and of "hashes"
+  std::size_t blocks = 0;        ///< of 16 KiB
+  std::vector<SavedPart> parts;  ///< by rank
 
   std::string data_path() const { return group + "/data"; }
   std::string hash_path() const { return group + "/hashes"; }

@@ -110,16 +110,14 @@ TEST_CASE("every partition is accepted; a gap and an overlap are refused by name
       REQUIRE_NOTHROW(require_partition(array));
 
       auto gap = array;
-      gap.parts.erase(gap.parts.begin() +
-                      static_cast<std::ptrdiff_t>(random() % gap.parts.size()));
+      gap.parts.erase(gap.parts.begin() + static_cast<std::ptrdiff_t>(random() % gap.parts.size()));
       REQUIRE_THROWS_AS(require_partition(gap), InvalidArgument);
 
       auto twice = array;
       twice.parts.push_back(twice.parts[random() % twice.parts.size()]);
       twice.parts.back().rank = 99;
-      REQUIRE_THROWS_WITH(require_partition(twice),
-                          Catch::Matchers::Contains("and 99 overlap") &&
-                              Catch::Matchers::Contains("'field'"));
+      REQUIRE_THROWS_WITH(require_partition(twice), Catch::Matchers::Contains("and 99 overlap") &&
+                                                        Catch::Matchers::Contains("'field'"));
 
       // As many elements as the whole, but one part is there twice and another is missing.
       if (array.parts.size() < 2) continue;

@@ -20,17 +20,21 @@ std::size_t bytes_of(ElementType type);
 template <class T>
 constexpr ElementType element_type_of()
 {
-  if constexpr (std::is_same_v<T, float>) return ElementType::float32;
-  else if constexpr (std::is_same_v<T, double>) return ElementType::float64;
+  if constexpr (std::is_same_v<T, float>)
+    return ElementType::float32;
+  else if constexpr (std::is_same_v<T, double>)
+    return ElementType::float64;
   else {
     static_assert(std::is_integral_v<T> && !std::is_same_v<T, bool>,
                   "own arrays hold float, double or integers of 1 (unsigned), 4 or 8 bytes");
     static_assert(sizeof(T) == 4 || sizeof(T) == 8 || (sizeof(T) == 1 && std::is_unsigned_v<T>),
                   "own arrays hold float, double or integers of 1 (unsigned), 4 or 8 bytes");
-    if constexpr (sizeof(T) == 1) return ElementType::uint8;
+    if constexpr (sizeof(T) == 1)
+      return ElementType::uint8;
     else if constexpr (sizeof(T) == 4)
       return std::is_signed_v<T> ? ElementType::int32 : ElementType::uint32;
-    else return std::is_signed_v<T> ? ElementType::int64 : ElementType::uint64;
+    else
+      return std::is_signed_v<T> ? ElementType::int64 : ElementType::uint64;
   }
 }
 
@@ -77,7 +81,7 @@ class OwnArrays {
     ElementType type = ElementType::float64;
     void* value = nullptr;
   };
-  const std::vector<Array>& arrays() const { return arrays_; }    ///< in order of their names
+  const std::vector<Array>& arrays() const { return arrays_; }     ///< in order of their names
   const std::vector<Scalar>& scalars() const { return scalars_; }  ///< in order of their names
   bool empty() const { return arrays_.empty() && scalars_.empty(); }
 
