@@ -3,6 +3,7 @@
 #include "info.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <hdf5.h>
 #include <mpi.h>
 #include <openblas_config.h>
