@@ -6,6 +6,7 @@
 
 #include <cblas.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -97,12 +98,14 @@ class Trainer {
   MPI_Comm world_ = MPI_COMM_WORLD;
   FoundCheckpoint checkpoint_;
 
+  FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
   ImageData data_;
   std::unique_ptr<SampleOrder> order_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<ShardedAdam> adam_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Reporter> reporter_;
@@ -126,6 +129,7 @@ Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkp
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
   collectively(world_, [&] { check(config_, table_, ranks); });
   openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
+  faults_ = make_fault_plan(config_);
   build();
 }
 
@@ -177,7 +181,7 @@ void Trainer::build()
   coordinator.micro_batches = static_cast<std::uint32_t>(config_.micro_batches);
   coordinator.epoch_samples = data_.train.count;
   coordinator.configuration_hash = configuration_hash(table_);
-  coordinator.faults = make_fault_plan(config_);
+  coordinator.faults = faults_;
   collectively(world_, [&] {
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
@@ -186,7 +190,8 @@ void Trainer::build()
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
     batch_.labels.reserve(most);
-    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most);
+    gemm_ = make_gemm(device_->kind());
+    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most, *gemm_);
   });
 }
 
@@ -303,6 +308,8 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
     window.fail(static_cast<std::int64_t>(ErrorCode::io), error.what());
   }
   const double loss = mlp_->loss_and_gradients(batch_, window.gradient_scale());
+  if (const std::string failure = gemm_->take_failure(); !failure.empty())
+    window.fail(static_cast<std::int64_t>(ErrorCode::device), failure);
   try {
     for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
       device_->copy(adam_->gradient(p), mlp_->gradient(p),
@@ -375,9 +382,14 @@ void Trainer::save_checkpoint()
   if (saved_step_ == step) return;
   std::string path;
   collectively(world_, [&] {
-    path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir,
-                                  {configuration_text(table_)})
-               .string();
+    CheckpointOptions options;
+    options.configuration = configuration_text(table_);
+    options.reached = [&](Phase phase) {
+      const ControlState& control = coordinator_->control();
+      faults_.reach(phase, topology_->rank(), control.step, control.attempt);
+    };
+    path =
+        tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, options).string();
   });
   saved_step_ = step;
   reporter_->note(fmt::format("step {}: checkpoint {}", step, path));

@@ -47,7 +47,7 @@ def load(path):
         name: directive(name)
         for name in "version variant depends_on conflicts requires license run_after".split()
     }
-    for name in "Executable SkipTest cache_extra_test_sources check_outputs which working_dir join_path".split():
+    for name in ("Executable", "SkipTest", "cache_extra_test_sources", "check_outputs"):
         package[name] = None
     package["when"] = when
     module("spack")

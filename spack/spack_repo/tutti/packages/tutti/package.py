@@ -6,11 +6,11 @@ from spack.package import *
 
 
 class Tutti(CMakePackage, CudaPackage):
-    """MPI-native optimizer runtime for heterogeneous clusters: one logical update has one outcome
-    across all its participants. Mixed-precision sharded Adam, consensus on every update over data-
-    and model-parallel ranks, parallel HDF5 checkpoints."""
+    """MPI-native optimizer runtime: one logical update has one outcome across all its participants.
+    Mixed-precision sharded Adam, consensus on every update over data- and model-parallel ranks,
+    parallel HDF5 checkpoints."""
 
-    # The address of the public repository is filled in at the first release (CONTRIBUTING.md); until
+    # The public address is filled in at the first release (CONTRIBUTING.md); until
     # then the environments in spack/environments build the clone that they lie in.
     homepage = "https://tutti.example.org"
     git = "https://tutti.example.org/tutti.git"
