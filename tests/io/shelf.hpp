@@ -67,6 +67,7 @@ class Shelf : public Participant {
   }
 
   bool owns_nothing() const { return data_.empty() || data_[0].empty(); }
+  std::size_t arrays() const { return data_.size(); }
   std::vector<float>& array(std::size_t a) { return data_[a]; }
   int restored_calls() const { return restored_calls_; }
 
