@@ -302,7 +302,8 @@ const char* name_of(CheckpointIo io) { return io == CheckpointIo::mpiio ? "mpiio
 
 }  // namespace
 
-TEST_CASE("a crash at any moment of a save leaves the older or the newer checkpoint whole")
+TEST_CASE("a crash at any moment of a save leaves the older or the newer checkpoint whole",
+          "[save]")
 {
   struct {
     Saved newer;

@@ -220,11 +220,12 @@ struct Job {
 /// A new directory that all ranks of MPI_COMM_WORLD know; removed by rank 0 at the end.
 class SharedDirectory {
  public:
-  SharedDirectory()
+  explicit SharedDirectory(
+      const std::filesystem::path& base = std::filesystem::temp_directory_path())
   {
     std::string name(256, '\0');
     if (world_rank() == 0) {
-      name.replace(0, 0, (std::filesystem::temp_directory_path() / "tutti-io-XXXXXX").string());
+      name.replace(0, 0, (base / "tutti-io-XXXXXX").string());
       name.resize(256, '\0');
       if (mkdtemp(name.data()) == nullptr) name[0] = '\0';
     }
