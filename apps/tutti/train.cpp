@@ -102,6 +102,7 @@ class Trainer {
   MPI_Comm world_ = MPI_COMM_WORLD;
   FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
 
+  FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
   ImageData data_;
   std::unique_ptr<SampleOrder> order_;
@@ -132,6 +133,7 @@ Trainer::Trainer(OptionTable& table, TrainConfig& config) : table_(table), confi
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
   collectively(world_, [&] { check(config_, table_, ranks); });
   openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
+  faults_ = make_fault_plan(config_);
   build();
   start();
 }
@@ -184,7 +186,7 @@ void Trainer::build()
   coordinator.micro_batches = static_cast<std::uint32_t>(config_.micro_batches);
   coordinator.epoch_samples = data_.train.count;
   coordinator.configuration_hash = configuration_hash(table_);
-  coordinator.faults = make_fault_plan(config_);
+  coordinator.faults = faults_;
   collectively(world_, [&] {
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
@@ -344,9 +346,14 @@ void Trainer::save_checkpoint()
   if (saved_step_ == step) return;
   std::string path;
   collectively(world_, [&] {
-    path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir,
-                                  {configuration_text(table_)})
-               .string();
+    CheckpointOptions options;
+    options.configuration = configuration_text(table_);
+    options.reached = [&](Phase phase) {
+      const ControlState& control = coordinator_->control();
+      faults_.reach(phase, topology_->rank(), control.step, control.attempt);
+    };
+    path =
+        tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, options).string();
   });
   saved_step_ = step;
   reporter_->note(fmt::format("step {}: checkpoint {}", step, path));

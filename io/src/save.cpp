@@ -73,13 +73,17 @@ class Save {
         topology_(boundary.topology()),
         world_(boundary.topology().world()),
         directory_(directory),
-        configuration_(options.configuration)
+        configuration_(options.configuration),
+        reached_(options.reached)
   {
   }
 
   fs::path run()
   {
-    on_all_ranks(world_, [&] { look_at_state(); });
+    on_all_ranks(world_, [&] {
+      reach(Phase::save_prepare);
+      look_at_state();
+    });
     agree();
     on_all_ranks(world_, [&] { hash_and_judge_state(); });
     certificate_.state_digest = state_digest(boundary_.participants(), world_);
@@ -89,10 +93,15 @@ class Save {
       on_rank_zero(world_, [&] { create_skeleton(); });
       on_all_ranks(world_, [&] { file_ = PosixFile::open_to_write(temporary_); });
       write_payload();
-      on_all_ranks(world_, [&] { file_.sync(); });
+      on_all_ranks(world_, [&] {
+        reach(Phase::save_sync);
+        file_.sync();
+      });
       on_rank_zero(world_, [&] { complete(); });
       on_all_ranks(world_, [&] { file_.close(); });
       on_rank_zero(world_, [&] { publish(); });
+      on_rank_zero(world_, [&] { turn_pointer(); });
+      on_rank_zero(world_, [&] { retain(); });
     } catch (...) {
       if (topology_.rank() == 0 && !published_) remove_quietly(temporary_);
       throw;
@@ -114,6 +123,25 @@ class Save {
                    const std::string& path) const;
   void complete();
   void publish();
+  void turn_pointer();
+  void retain();
+
+  void reach(Phase phase) const
+  {
+    if (reached_) reached_(phase);
+  }
+
+  /// Runs work on a checkpoint that is already published.
+  template <class Work>
+  void afterwards(const char* what_failed, const Work& work) const
+  {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      throw IoError(fmt::format("checkpoint {} is complete, but {}: {}", final_.string(),
+                                what_failed, error.what()));
+    }
+  }
 
   /// An HDF5 failure while writing, as the caller is told.
   [[noreturn]] void fail(const Hdf5Failure& failure) const
@@ -128,6 +156,7 @@ class Save {
   MPI_Comm world_;
   fs::path directory_, temporary_, final_;
   std::string configuration_;
+  std::function<void(Phase)> reached_;
   Manifest manifest_;
   Certificate certificate_;
   std::vector<Source> sources_;
@@ -365,6 +394,7 @@ void Save::write_payload()
   };
   try {
     on_all_ranks(world_, [&] {
+      reach(Phase::save_payload);
       for (std::size_t i = 0; i < sources_.size(); ++i) {
         if (sources_[i].flat_blocks.empty()) continue;
         for (const StateArray& array : sources_[i].state.arrays) {
@@ -423,6 +453,7 @@ void Save::write_array(hid_t dataset, const Source& source, const StateArray& ar
 
 void Save::complete()
 {
+  reach(Phase::save_complete);
   Metadata metadata;
   metadata.manifest = to_json(manifest_);
   metadata.control_state = to_json(boundary_.control());
@@ -445,25 +476,35 @@ void Save::complete()
 
 void Save::publish()
 {
+  reach(Phase::save_publish);
   rename_file(temporary_, final_);
   published_ = true;
   sync_directory(directory_);
+}
 
-  const fs::path pointer = directory_ / "latest";
+void Save::turn_pointer()
+{
   const fs::path new_pointer = temporary_.string() + ".latest";
-  try {
-    const std::string text = final_.filename().string() + "\n";
-    PosixFile file = PosixFile::create(new_pointer);
-    file.write_at(0, text.data(), text.size());
-    file.sync();
-    file.close();
-    rename_file(new_pointer, pointer);
-    sync_directory(directory_);
-  } catch (const IoError& error) {
-    remove_quietly(new_pointer);
-    throw IoError(fmt::format("checkpoint {} is complete, but its pointer is not: {}",
-                              final_.string(), error.what()));
-  }
+  afterwards("its pointer is not", [&] {
+    try {
+      reach(Phase::save_pointer);
+      const std::string text = final_.filename().string() + "\n";
+      PosixFile file = PosixFile::create(new_pointer);
+      file.write_at(0, text.data(), text.size());
+      file.sync();
+      file.close();
+      rename_file(new_pointer, directory_ / "latest");
+      sync_directory(directory_);
+    } catch (...) {
+      remove_quietly(new_pointer);
+      throw;
+    }
+  });
+}
+
+void Save::retain()
+{
+  afterwards("older ones were not removed", [&] { reach(Phase::save_retain); });
 }
 
 }  // namespace
