@@ -109,6 +109,7 @@ class Trainer {
   std::unique_ptr<Device> device_;
   std::unique_ptr<ShardedAdam> adam_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Reporter> reporter_;
@@ -195,7 +196,8 @@ void Trainer::build()
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
     batch_.labels.reserve(most);
-    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most);
+    gemm_ = make_gemm(device_->kind());
+    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most, *gemm_);
   });
 }
 
@@ -274,6 +276,8 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
     window.fail(static_cast<std::int64_t>(ErrorCode::io), error.what());
   }
   const double loss = mlp_->loss_and_gradients(batch_, window.gradient_scale());
+  if (const std::string failure = gemm_->take_failure(); !failure.empty())
+    window.fail(static_cast<std::int64_t>(ErrorCode::device), failure);
   try {
     for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
       device_->copy(adam_->gradient(p), mlp_->gradient(p),
