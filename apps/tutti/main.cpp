@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "agreement.hpp"
+#include "bench_checkpoint.hpp"
 #include "bench_step.hpp"
 #include "info.hpp"
 #include "train.hpp"
@@ -129,7 +130,10 @@ int main(int argc, char** argv)
   BenchConfig bench_config;
   OptionTable bench_table("bench step");
   declare(bench_table, bench_config);
-  Flags train_flags, bench_flags;
+  CheckpointBenchConfig checkpoint_config;
+  OptionTable checkpoint_table("bench checkpoint");
+  declare(checkpoint_table, checkpoint_config);
+  Flags train_flags, bench_flags, checkpoint_flags;
   CLI::App* train_command =
       app.add_subcommand("train", "train the reference classifier on Fashion-MNIST");
   add_flags(*train_command, train_table, train_flags);
@@ -143,6 +147,9 @@ int main(int argc, char** argv)
   CLI::App* step_command =
       bench_command->add_subcommand("step", "the cost of a whole step boundary");
   add_flags(*step_command, bench_table, bench_flags);
+  CLI::App* checkpoint_command =
+      bench_command->add_subcommand("checkpoint", "the cost of a save and of a verified restore");
+  add_flags(*checkpoint_command, checkpoint_table, checkpoint_flags);
 
   const bool speaks = launched_rank().value_or(0) == 0;
   std::optional<std::string> problem;
@@ -163,6 +170,9 @@ int main(int argc, char** argv)
       } else if (step_command->parsed()) {
         refuse_extras(step_command->remaining(), bench_table);
         load(bench_table, nullptr, bench_flags);
+      } else if (checkpoint_command->parsed()) {
+        refuse_extras(checkpoint_command->remaining(), checkpoint_table);
+        load(checkpoint_table, nullptr, checkpoint_flags);
       } else if (info_command->parsed()) {
         versions = info();
       } else {
@@ -170,10 +180,10 @@ int main(int argc, char** argv)
             bench_command->parsed() ? bench_command->remaining() : app.remaining();
         const std::string word = words.empty() ? "" : words.front();
         const std::string near = nearest(
-            word, bench_command->parsed() ? std::vector<std::string>{"step"}
+            word, bench_command->parsed() ? std::vector<std::string>{"step", "checkpoint"}
                                           : std::vector<std::string>{"train", "info", "bench"});
         throw ConfigError(fmt::format(
-            "{} (tutti has train, info and bench step); {}",
+            "{} (tutti has train, info, bench step and bench checkpoint); {}",
             word.empty() ? "no command is given" : fmt::format("unknown command '{}'", word),
             near.empty() || word.empty() ? "see tutti --help"
                                          : fmt::format("did you mean '{}'?", near)));
@@ -192,6 +202,7 @@ int main(int argc, char** argv)
     return static_cast<int>(ExitCode::usage);
   }
   return run_on_all_ranks(problem, [&] {
-    return train_command->parsed() ? train(train_table, train_config) : bench_step(bench_config);
+    if (train_command->parsed()) return train(train_table, train_config);
+    return step_command->parsed() ? bench_step(bench_config) : bench_checkpoint(checkpoint_config);
   });
 }
