@@ -57,24 +57,6 @@ bool take_over(const fs::path& stem, PosixFile& lock)
 
 std::string checkpoint_name(std::uint64_t step) { return fmt::format("step-{:012}.h5", step); }
 
-std::vector<std::string> files_by_step(const fs::path& directory)
-{
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entries(directory, error);
-  if (error.value() == ENOENT) return names;
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-    if (is_checkpoint_name(entries->path().filename().string()))
-      names.push_back(entries->path().filename().string());
-  if (error) throw IoError(system_error_text("list", directory, error.value()));
-  // More digits are a higher step: names are padded, but only to twelve.
-  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() > b.size() : a > b;
-  });
-  return names;
-}
-
-fs::path verified_marker(const fs::path& checkpoint) { return checkpoint.string() + ".verified"; }
 fs::path pin_marker(const fs::path& checkpoint) { return checkpoint.string() + ".pin"; }
 
 HiddenName::HiddenName(const fs::path& directory, const std::string& name)

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <vector>
 
 #include "posix_file.hpp"
 
@@ -15,13 +14,7 @@ namespace tutti::detail {
 /// "step-<12 digits>.h5"
 std::string checkpoint_name(std::uint64_t step);
 
-/// Names of files of steps, the highest step first; none if the directory does not exist. Throws
-/// IoError when it cannot be read.
-std::vector<std::string> files_by_step(const std::filesystem::path& directory);
-
-/// Beside a checkpoint: whoever verified all of it leaves its root digest here ...
-std::filesystem::path verified_marker(const std::filesystem::path& checkpoint);
-/// ... and with this one it is never removed by retention.
+/// Beside a checkpoint: with this one it is never removed by retention.
 std::filesystem::path pin_marker(const std::filesystem::path& checkpoint);
 
 /// The hidden name under which a file comes into being, and a lock that is held for as long as this

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "checkpoint_files.hpp"
+#include "directory.hpp"
 #include "format.hpp"
+#include "marker.hpp"
 #include "tutti/error.hpp"
 
 namespace tutti::detail {
