@@ -114,9 +114,10 @@ std::size_t index_of(const List& list, Name name, std::string_view wanted, const
 {
   for (std::size_t i = 0; i < list.size(); ++i)
     if (name(list[i]) == wanted) return i;
-  throw InvalidArgument(fmt::format("checkpoint {} has no {} '{}' (see tutti checkpoint show); give "
-                                    "a name that is there",
-                                    path.string(), kind, wanted));
+  throw InvalidArgument(
+      fmt::format("checkpoint {} has no {} '{}' (see tutti checkpoint show); give "
+                  "a name that is there",
+                  path.string(), kind, wanted));
 }
 
 }  // namespace
@@ -126,8 +127,7 @@ struct CheckpointFile::Impl {
       : contents(contents_of(path)), file(PosixFile::open_to_read(path))
   {
     for (const ManifestEntry& entry : contents.manifest.optimizers)
-      optimizers.push_back(
-          {entry.name, entry.arrays, entry.parameters, entry.views, entry.blocks});
+      optimizers.push_back({entry.name, entry.arrays, entry.parameters, entry.views, entry.blocks});
   }
   Contents contents;
   PosixFile file;
@@ -196,15 +196,15 @@ void CheckpointFile::read(std::string_view optimizer, std::string_view parameter
   std::uint64_t elements = 1;
   for (const std::size_t extent : all[o].parameters[p].shape) elements *= extent;
   if (first > elements || values.size() > elements - first)
-    throw InvalidArgument(fmt::format("{}/{} has no elements [{}, {}) (it has {}); give a range "
-                                      "within it",
-                                      optimizer, parameter, first, first + values.size(), elements));
+    throw InvalidArgument(
+        fmt::format("{}/{} has no elements [{}, {}) (it has {}); give a range "
+                    "within it",
+                    optimizer, parameter, first, first + values.size(), elements));
 
   BlockReader reader(impl_->file, contents, Verify::full);
   Cut cut;
   for (std::size_t at = 0; at < values.size();) {
-    const std::size_t end =
-        std::min(values.size(), at + blocks_at_a_time * block_elements);
+    const std::size_t end = std::min(values.size(), at + blocks_at_a_time * block_elements);
     cut.clear();
     for (std::size_t e = at; e < end;) {
       const auto run = contents.layouts[o].locate(p, first + e);
@@ -259,9 +259,8 @@ CheckpointVerification verify_checkpoint(const fs::path& path, MPI_Comm communic
     mine = damage_in(contents, file, part(rank), part(rank + 1));
   });
   result.damaged = mine.size();
-  check_mpi(
-      MPI_Allreduce(MPI_IN_PLACE, &result.damaged, 1, MPI_UINT64_T, MPI_SUM, communicator),
-      "MPI_Allreduce of damaged blocks");
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &result.damaged, 1, MPI_UINT64_T, MPI_SUM, communicator),
+            "MPI_Allreduce of damaged blocks");
   mine.resize(std::min(mine.size(), most_reasons));
   result.reasons = gather_lines(communicator, mine, most_reasons);
   if (result.damaged == 0 && rank == 0) leave_verified_marker(contents.path, result.root);

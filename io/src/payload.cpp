@@ -115,8 +115,8 @@ void Payload::judge()
           const float* block = values + b * block_elements;
           judge_block(source, array, run.in_shard + b, block);
           hashes.push_back(hash_block(block));
-          digest_part_ += state_digest_part(source.optimizer, view, rank_, array.name,
-                                            run.in_shard + b, block);
+          digest_part_ +=
+              state_digest_part(source.optimizer, view, rank_, array.name, run.in_shard + b, block);
         }
       });
     }

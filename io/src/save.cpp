@@ -107,15 +107,15 @@ void Save::agree()
     std::uint64_t value;
   };
   const std::array<Field, 10> fields = {{{"step", control_.step},
-                                        {"attempt", control_.attempt},
-                                        {"control state", control_.digest()},
-                                        {"ledger", control_.ledger.digest()},
-                                        {"hash of the run", certificate_.configuration_hash},
-                                        {"configuration text", hash_text(options_.configuration)},
-                                        {"directory", hash_text(directory_.string())},
-                                        {"write path", static_cast<std::uint64_t>(options_.io)},
-                                        {"optimizers", optimizers},
-                                        {"shard plan", plans}}};
+                                         {"attempt", control_.attempt},
+                                         {"control state", control_.digest()},
+                                         {"ledger", control_.ledger.digest()},
+                                         {"hash of the run", certificate_.configuration_hash},
+                                         {"configuration text", hash_text(options_.configuration)},
+                                         {"directory", hash_text(directory_.string())},
+                                         {"write path", static_cast<std::uint64_t>(options_.io)},
+                                         {"optimizers", optimizers},
+                                         {"shard plan", plans}}};
   std::array<std::uint64_t, fields.size()> agreed;
   std::transform(fields.begin(), fields.end(), agreed.begin(), [](Field f) { return f.value; });
   check_mpi(MPI_Bcast(agreed.data(), static_cast<int>(agreed.size()), MPI_UINT64_T, 0, world_),
@@ -195,8 +195,7 @@ void Save::create_skeleton()
             .close("H5Dclose");
       for (const std::string& array : optimizer.arrays)
         payload_->offsets.push_back(flat_offset(file.get(), optimizer.data_path(array),
-                                                H5T_IEEE_F32LE,
-                                                optimizer.blocks * block_elements));
+                                                H5T_IEEE_F32LE, optimizer.blocks * block_elements));
     }
     file.close("H5Fclose");  // cuts the file to what is needed
   } catch (const Hdf5Failure& failure) {
@@ -292,7 +291,7 @@ void Save::write_array(hid_t dataset, const Source& source, const StateArray& ar
       const haddr_t offset = H5Dget_offset(dataset);
       for (std::size_t b = 0; b < run.count && offset != HADDR_UNDEF; ++b)
         payload_->file.write_at(offset + (run.first + b * run.stride) * block_bytes,
-                       values + b * block_elements, block_bytes);
+                                values + b * block_elements, block_bytes);
       throw IoError(fmt::format("cannot write {} of {} ({}); the previous checkpoint is untouched",
                                 path, temporary_.string(), failure.what()));
     }
@@ -323,9 +322,9 @@ void Save::gather_hashes()
   const bool root = topology_.rank() == 0;
   const auto& hashes = payload_->hashes();
   certificate_.state_digest = payload_->digest_part();
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &certificate_.state_digest, 1, MPI_UINT64_T, MPI_SUM,
-                          world_),
-            "MPI_Allreduce of the state digest");
+  check_mpi(
+      MPI_Allreduce(MPI_IN_PLACE, &certificate_.state_digest, 1, MPI_UINT64_T, MPI_SUM, world_),
+      "MPI_Allreduce of the state digest");
   std::size_t next = 0;
   for (const Source& source : payload_->sources) {
     const ShardPlan& plan = source.plan;

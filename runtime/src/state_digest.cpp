@@ -30,8 +30,7 @@ std::uint64_t block_part(const std::string& name, const std::string& array, cons
 }  // namespace
 
 std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank,
-                                const std::string& array, std::size_t in_shard,
-                                const float* values)
+                                const std::string& array, std::size_t in_shard, const float* values)
 {
   const SlotLayout& layout = state.plan->layout(rank % state.plan->model_parallel());
   const std::uint32_t block = state.plan->shard(rank)[in_shard];

@@ -171,8 +171,10 @@ class Reader {
   /// Only what differs from the state before is written.
   void put(const Tree& tree)
   {
-    for (const auto& [path, content] : there_.files)
+    for (const auto& [path, content] : there_.files) {
+      fs::remove((folder_ / path).string() + ".verified");  // left by a restore
       if (tree.files.count(path) == 0) fs::remove(folder_ / path);
+    }
     for (const std::string& directory : there_.directories)
       if (std::count(tree.directories.begin(), tree.directories.end(), directory) == 0)
         fs::remove_all(folder_ / directory);
@@ -194,17 +196,17 @@ class Reader {
     Found found;
     std::vector<std::string> refused;
     try {
-      const auto file = latest_checkpoint(run, job_.topology, &refused);
+      const auto latest = restore_latest(run, job_.topology, job_.participants, {}, &refused);
       for (const std::string& line : refused) found.trouble += line + "\n";
-      if (!file) return found;
-      const RestoredControl restored = job_.restore(*file);
+      if (!latest) return found;
+      const RestoredControl& restored = latest->restored;
       const std::uint64_t digest = state_digest(job_.participants, job_.topology.world());
       for (std::size_t i = 0; i < saved_.size(); ++i)
         if (digest == saved_[i].digest && restored.state_digest == digest &&
             restored.control.step == saved_[i].step &&
             restored.control.attempt == saved_[i].attempt)
           found.saved = i;
-      if (!found.saved) found.trouble += "a mixture was restored from " + file->string();
+      if (!found.saved) found.trouble += "a mixture was restored from " + latest->file.string();
     } catch (const Error& error) {
       found.trouble += error.what();
     }
@@ -256,14 +258,24 @@ Tally read_all(const History& history, Reader& reader, std::size_t newest)
   return tally;
 }
 
+enum class Way { mpiio, skeleton, background };
+constexpr std::array<Way, 3> all_ways = {Way::mpiio, Way::skeleton, Way::background};
+const char* name_of(Way way)
+{
+  return way == Way::mpiio ? "mpiio" : way == Way::skeleton ? "skeleton" : "background";
+}
+
 /// One recorded save and its reader.
 struct Scene {
   /// Saves `older` (nothing: there is no directory yet), then records a save of `newer`, and keeps
   /// so many.
-  Scene(CheckpointIo io, std::optional<Saved> older, Saved newer, std::uint64_t keep = 0)
-      : options{.configuration = some_configuration, .io = io, .keep = keep},
-        job(MPI_COMM_WORLD, 1, {}, small_model())
+  Scene(Way way, std::optional<Saved> older, Saved newer, std::uint64_t keep = 0)
+      : job(MPI_COMM_WORLD, 1, {}, small_model())
   {
+    CheckpointOptions options;
+    options.configuration = some_configuration;
+    options.io = way == Way::mpiio ? CheckpointIo::mpiio : CheckpointIo::skeleton;
+    options.keep = keep;
     const fs::path run = older ? root() : root() / "a" / "b";
     if (world_rank() == 0) fs::create_directory(root());
     MPI_Barrier(MPI_COMM_WORLD);
@@ -271,9 +283,16 @@ struct Scene {
       saved.push_back(advance(job, older->step, older->attempt));
       save_checkpoint(job.coordinator.boundary(), run, options);
     }
+    CheckpointWriter writer(job.topology, run, options);
     saved.push_back(advance(job, newer.step, newer.attempt));
-    history.emplace(
-        recorded(root(), [&] { save_checkpoint(job.coordinator.boundary(), run, options); }));
+    history.emplace(recorded(root(), [&] {
+      if (way != Way::background) {
+        writer.save(job.coordinator.boundary());
+      } else {
+        writer.start(job.coordinator.boundary());
+        writer.finish();
+      }
+    }));
     reader.emplace(saved, directory.path() / fmt::format("states-{}", world_rank()));
     // Nothing went past the recorder, or the states would not be those of this save.
     const Tree now = snapshot_of(root().string()).tree;
@@ -289,16 +308,12 @@ struct Scene {
   Tally tally(const History& other) { return read_all(other, *reader, saved.size() - 1); }
 
   SharedDirectory directory;
-  CheckpointOptions options;
   Job job;
   std::vector<Saved> saved;
   std::optional<History> history;
   std::optional<Reader> reader;
   bool complete = false;
 };
-
-constexpr std::array<CheckpointIo, 1> both = {CheckpointIo::mpiio};
-const char* name_of(CheckpointIo io) { return io == CheckpointIo::mpiio ? "mpiio" : "skeleton"; }
 
 }  // namespace
 
@@ -308,15 +323,14 @@ TEST_CASE("a crash at any moment of a save leaves the older or the newer checkpo
   struct {
     Saved newer;
     std::uint64_t keep;
-  } const cases[] = {{{43, 48, 0}, 0},   // a next step
-                     {{42, 48, 0}, 0},   // the same step after a skipped attempt
-                     {{43, 48, 0}, 1}};  // and the older one is removed
-  for (const CheckpointIo io : both)
+  } const cases[] = {{{43, 48, 0}, 1},   // a next step; in the end the older one is removed
+                     {{42, 48, 0}, 0}};  // the same step after a skipped attempt
+  for (const Way way : all_ways)
     for (const auto& [newer, keep] : cases) {
-      Scene scene(io, Saved{42, 47, 0}, newer, keep);
+      Scene scene(way, Saved{42, 47, 0}, newer, keep);
       REQUIRE(scene.complete);
       const Tally tally = scene.tally();
-      INFO(name_of(io) << ", step " << newer.step << ", keep " << keep << ": " << tally.first);
+      INFO(name_of(way) << ", step " << newer.step << ", keep " << keep << ": " << tally.first);
       CHECK(tally.lost == 0);
       CHECK(tally.refused == 0);
       CHECK(tally.forgotten == 0);
@@ -327,11 +341,11 @@ TEST_CASE("a crash at any moment of a save leaves the older or the newer checkpo
 
 TEST_CASE("once the first save has returned no crash takes it away")
 {
-  for (const CheckpointIo io : both) {
-    Scene scene(io, std::nullopt, Saved{42, 47, 0});
+  for (const Way way : all_ways) {
+    Scene scene(way, std::nullopt, Saved{42, 47, 0});
     REQUIRE(scene.complete);
     const Tally tally = scene.tally();
-    INFO(name_of(io) << ": " << tally.first);
+    INFO(name_of(way) << ": " << tally.first);
     CHECK(tally.refused == 0);
     CHECK(tally.forgotten == 0);
     CHECK(tally.newer > 0);
@@ -362,12 +376,12 @@ bool harmless(const Tally& tally) { return tally.lost + tally.refused + tally.fo
 // Each sync of a save is left out in turn: what the states say then is what the sync is for.
 TEST_CASE("a sync that is left out is noticed, or another one stands for it")
 {
-  for (const CheckpointIo io : both) {
-    Scene scene(io, Saved{42, 47, 0}, Saved{43, 48, 0});
+  for (const Way way : all_ways) {
+    Scene scene(way, Saved{42, 47, 0}, Saved{43, 48, 0});
     REQUIRE(scene.complete);
     const History& history = *scene.history;
     const auto without = [&](std::size_t sync) { return scene.tally(history.without(sync)); };
-    INFO(name_of(io));
+    INFO(name_of(way));
 
     // The last one of rank 0, over all of the file: without it a final name may stand over
     // anything, and the save has returned for nothing.
@@ -376,8 +390,8 @@ TEST_CASE("a sync that is left out is noticed, or another one stands for it")
     const Tally last = without(of_rank_0.back());
     CHECK(last.refused > 50);
     CHECK(last.forgotten > 50);
-    // Every torn file is seen by its hashes, so that a mixture is never taken for a state.
-    CHECK(last.first.find("mixture") == std::string::npos);
+    // Every torn file is seen by its hashes and the older one taken: as long as there is one.
+    CHECK(last.lost == 0);
 
     // That of rank 1, after its blocks: rank 0's may be made on another node.
     const auto of_rank_1 = syncs_of(history, ".tmp", 1);
@@ -385,6 +399,7 @@ TEST_CASE("a sync that is left out is noticed, or another one stands for it")
     const Tally payload = without(of_rank_1[0]);
     CHECK(payload.refused > 10);
     CHECK(payload.forgotten > 10);
+    CHECK(payload.lost == 0);
 
     // On one node rank 0's last one covers it; its own first one it covers anyway.
     CHECK(harmless(scene.tally(history.on_one_node().without(of_rank_1[0]))));
@@ -405,4 +420,37 @@ TEST_CASE("a sync that is left out is noticed, or another one stands for it")
     CHECK(neither.forgotten > 0);
     CHECK(neither.lost == 0);
   }
+}
+
+// What hashes cannot mend: the older one was removed, and the newer one is torn.
+TEST_CASE("with retention the last sync of the file is what saves the run")
+{
+  Scene scene(Way::skeleton, Saved{42, 47, 0}, Saved{43, 48, 0}, 1);
+  REQUIRE(scene.complete);
+  const auto syncs = syncs_of(*scene.history, ".tmp", 0);
+  REQUIRE(syncs.size() >= 2);
+  CHECK(scene.tally(scene.history->without(syncs.back())).lost > 10);
+}
+
+TEST_CASE("a save removes what a dead one left, MPI-IO's own files too, and nothing else")
+{
+  const SharedDirectory directory;
+  Job job(MPI_COMM_WORLD, 1, {}, small_model());
+  advance(job, 42, 47);
+  const std::string dead = ".step-000000000041.h5.0123abcd";
+  const std::vector<std::string> others = {".hidden", ".step-000000000041.h5",
+                                           ".step-000000000041.h5.0123abcx.tmp"};
+  if (world_rank() == 0) {
+    for (const char* ending : {".tmp", ".tmp.latest", ".lock", ".tmp.locktest.1"})
+      write_file(directory.path() / (dead + ending), "left");
+    write_file(directory.path() / ".step-000000000040.h5.89abcdef.tmp.locktest.0", "");
+    for (const std::string& name : others) write_file(directory.path() / name, "not ours");
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  save_checkpoint(job.coordinator.boundary(), directory.path());
+  std::vector<std::string> expected = others;
+  expected.insert(expected.end(), {"latest", "step-000000000042.h5"});
+  std::sort(expected.begin(), expected.end());
+  CHECK(files_in(directory.path()) == expected);
+  job.close();
 }

@@ -70,7 +70,7 @@ class History {
   void each(const std::function<void(const CrashState&)>& visit) const;
 
   static constexpr std::size_t exhaustive = 8;
-  static constexpr std::size_t samples = 24;
+  static constexpr std::size_t samples = 8;
 
  private:
   struct File {

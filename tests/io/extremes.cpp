@@ -40,7 +40,7 @@ std::uint64_t free_memory()
 
 TEST_CASE("many ranks on few cores save and restore", "[many]")
 {
-  for (const CheckpointIo io : {CheckpointIo::mpiio}) {
+  for (const CheckpointIo io : {CheckpointIo::mpiio, CheckpointIo::skeleton}) {
     const SharedDirectory directory;
     Job job(MPI_COMM_WORLD, 1);
     job.fill();
@@ -89,7 +89,7 @@ TEST_CASE("an array of more than 2 GiB on one rank is saved and restored", "[lar
   coordinator.resume(some_control(1));
   std::vector<float>& values = field.array(0);
   const auto value = [](std::size_t i) { return static_cast<float>(i % 8388593) + 0.5f; };
-  for (const CheckpointIo io : {CheckpointIo::mpiio}) {
+  for (const CheckpointIo io : {CheckpointIo::mpiio, CheckpointIo::skeleton}) {
     const SharedDirectory directory(base);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = i < elements ? value(i) : 0;
     CheckpointOptions options;

@@ -44,11 +44,11 @@ class CheckpointFile {
   int model_parallel() const;
   /// Clocks in the order of optimizers() and their parameters.
   const ControlState& control() const;
-  const std::string& configuration() const;   ///< JSON text, as it was saved
-  const std::string& control_state() const;   ///< JSON text, as it is in the file
-  const std::string& certificate() const;     ///< JSON text, as it is in the file
-  std::uint64_t root() const;                 ///< hash of the certificate
-  std::uint64_t state_digest() const;         ///< of all arrays
+  const std::string& configuration() const;  ///< JSON text, as it was saved
+  const std::string& control_state() const;  ///< JSON text, as it is in the file
+  const std::string& certificate() const;    ///< JSON text, as it is in the file
+  std::uint64_t root() const;                ///< hash of the certificate
+  std::uint64_t state_digest() const;        ///< of all arrays
   const std::vector<Optimizer>& optimizers() const;
 
   /// A file `<path>.verified` says that a full verification once found nothing, in this very file.
