@@ -6,6 +6,7 @@
 
 #include <cblas.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
