@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -144,6 +145,7 @@ int run_alone(const std::function<ExitCode()>& command)
 int run_on_all_ranks(const std::optional<std::string>& problem,
                      const std::function<ExitCode()>& command)
 {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of one write, not the end
   // The arguments are ours: Kokkos would take --device for its own.
   std::string name = "tutti";
   char* arguments[] = {name.data(), nullptr};

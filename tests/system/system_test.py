@@ -477,6 +477,125 @@ def resume(t):
     t.check_refusal(t.train(2, "--resume", broken, base=[]), 1, ["broken.h5"], "half a checkpoint")
 
 
+def saves(t):
+    """When a run saves, at once or in the background, what stays, and what a failed save does."""
+
+    def names(folder):
+        return sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+
+    def steps(folder):
+        return [int(name[5:-3]) for name in names(folder) if name.endswith(".h5")]
+
+    base = [*SMALL, "--precision", "bf16", "--model-parallel", "2", "--steps", "12"]
+    plain = t.train_ok(4, base=base)
+    every = {}
+    for mode, flags in {
+        "at once": [],
+        "by pwrite": ["--checkpoint-io", "skeleton"],
+        "in the background": ["--checkpoint-async", "on"],
+    }.items():
+        folder = t.scratch / mode.replace(" ", "-")
+        flags += ["--checkpoint-dir", folder, "--checkpoint-every", "3"]
+        result = t.train_ok(4, *flags, base=base)
+        t.check(result.digest == plain.digest, f"saving {mode} changes nothing", result)
+        t.check(folder / "latest" in folder.iterdir(), f"{mode}: there is a pointer", result)
+        t.check(
+            not [n for n in names(folder) if n.startswith(".")], f"{mode}: nothing hidden", result
+        )
+        every[mode] = {n: (folder / n).read_bytes() for n in names(folder) if n.endswith(".h5")}
+    first = every["at once"]
+    t.check(len(first) == 4, f"a save every 3 of 12 steps: {list(first)}")
+    t.check(every["by pwrite"] == first, "both write paths make the same files")
+    # A save that is due while another one is in flight waits; each that is there is the same.
+    late = every["in the background"]
+    t.check("step-000000000012.h5" in late, "the end of the run waits for the last save")
+    for name in set(late) & set(first):
+        t.check(late[name] == first[name], f"{name} has the same bytes from the background")
+
+    def stalled(*flags):
+        folder = t.scratch / "stalled"
+        fault = "stall:step=3,rank=1,phase=save_payload,seconds=2"
+        words = ["--checkpoint-dir", folder, "--checkpoint-every", "3", "--fault", fault]
+        return folder, t.train_ok(4, *words, *flags, base=base)
+
+    folder, held = stalled("--checkpoint-async", "on")
+    t.check(held.digest == plain.digest, "a stalled thread changes nothing", held)
+    t.check(
+        (folder / "step-000000000003.h5").read_bytes() == first["step-000000000003.h5"],
+        "a stalled save holds its own step",
+        held,
+    )
+
+    folder = t.scratch / "clock"
+    clock = ["--checkpoint-minutes", "0.000001", "--checkpoint-keep", "2"]
+    result = t.train_ok(4, "--checkpoint-dir", folder, *clock, base=base)
+    t.check(steps(folder) == [11, 12], f"by the clock, two stay: {names(folder)}", result)
+
+    # A failure on one rank is one message, the run's end or a warning, and does no harm.
+    for phase in (
+        "save_prepare",
+        "save_payload",
+        "save_sync",
+        "save_complete",
+        "save_publish",
+        "save_pointer",
+        "save_retain",
+    ):
+        background = phase in ("save_payload", "save_publish")
+        rank = 3 if phase in ("save_prepare", "save_payload", "save_sync") else 0
+        folder = t.scratch / phase
+        words = ["--checkpoint-dir", folder, "--checkpoint-every", "3"]
+        # The first background save begins where it is due; a later one may find that in flight.
+        step = 3 if background else 6
+        words += ["--fault", f"throw:step={step},rank={rank},phase={phase}"]
+        words += ["--checkpoint-async", "on"] if background else []
+        failed = t.train(4, *words, base=base)
+        said = [line for line in failed.err.splitlines() if "planned exception" in line]
+        t.check(failed.code == 1, f"a throw in {phase} ends the run", failed)
+        t.check(len(said) == 1 and f"rank {rank}: " in said[0], f"{phase}: one message", failed)
+        there = [3, 6] if phase in ("save_pointer", "save_retain") else [] if background else [3]
+        t.check(steps(folder) == there, f"{phase} leaves {names(folder)}", failed)
+        t.check(
+            not [n for n in names(folder) if n.startswith(".")], f"{phase}: nothing hidden", failed
+        )
+        for name in names(folder):
+            if name.endswith(".h5"):
+                same = (folder / name).read_bytes() == first[name]
+                t.check(same, f"{phase}: {name} is whole", failed)
+    for mode in ("on", "off"):
+        folder = t.scratch / f"continue-{mode}"
+        words = ["--checkpoint-dir", folder, "--checkpoint-every", "3", "--checkpoint-async", mode]
+        words += ["--fault", "throw:step=3,rank=2,phase=save_payload"]
+        result = t.train_ok(4, *words, "--on-checkpoint-error", "continue", base=base)
+        t.check(result.digest == plain.digest, "a failed save changes nothing", result)
+        t.check("step 3 is not saved: rank 2: planned" in result.err, "it is said", result)
+        t.check(3 not in steps(folder) and 12 in steps(folder), f"{names(folder)}", result)
+
+    # A limit on file sizes is an error with its reason, and not a signal.
+    limited = t.scratch / "limited"
+    limited.write_text('#!/bin/sh\nulimit -f 20000\nexec "$@"\n')
+    limited.chmod(0o755)
+    folder = t.scratch / "limit"
+    words = ["train", "--data", t.data, *base, "--checkpoint-dir", folder]
+    result = t.command(words, 4, through=limited)
+    t.check(
+        result.code == 1 and "File too large, errno 27); raise the limit" in result.err,
+        "a write limit is an error that says so",
+        result,
+    )
+    t.check(names(folder) == [], f"nothing is left: {names(folder)}", result)
+
+    folder = t.scratch / "halt"
+    words = ["--checkpoint-dir", folder, "--checkpoint-every", "3", "--checkpoint-async", "on"]
+    words += ["--fault", "nonfinite:step=3,rank=1,value=nan", "--max-consecutive-skips", "1"]
+    halted = t.train(4, *words, base=base)
+    t.check(halted.code == 3, "the run halts", halted)
+    t.check(steps(folder) == [3], "a halt waits for the save in flight", halted)
+    t.check_refusal(
+        t.train(2, "--checkpoint-minutes", "5"), 2, ["checkpoint-minutes"], "no place to save"
+    )
+
+
 def flip(path, byte):
     with open(path, "r+b") as file:
         file.seek(byte)
@@ -517,6 +636,8 @@ def checkpoints(t):
         t.check(result.digest == straight.digest, f"from {taken.name}: equal bits", result)
         for word in (broken.name, "/optimizers/adam/master block", "parameter 'hidden.weight'"):
             t.check(result.err.count(word) >= 1, f"the reason names '{word}'", result)
+        marker = folder / (broken.name + ".verified")
+        t.check(not marker.exists(), f"{broken.name} is no longer marked", result)
     three = resumed("latest", 6)
     (folder / "step-000000000008.h5").unlink(missing_ok=True)
     t.check(three.code == 0, "on 6 ranks the same one is taken", three)
@@ -644,6 +765,7 @@ def checkpoint_tools(t):
     alone = tool(1, words, "verify", older, newer)
     shared = tool(1, [], "verify", older, newer, ranks=4)
     t.check(shared.out == alone.out, "verify says the same on 4 ranks", shared)
+    tool(0, ["step 4, not verified yet, pinned"], "ls", folder)
     for ranks in (None, 2):
         result = t.command(["checkpoint", "diff", older, newer], ranks)
         t.check_refusal(result, 1, ["is damaged"], "diff with a damaged file")
