@@ -87,6 +87,14 @@ std::uint64_t blocks_in(const Contents& contents)
   return blocks;
 }
 
+void mark(const fs::path& path, const CheckpointVerification& result) noexcept
+{
+  if (result.damaged == 0)
+    leave_verified_marker(path, result.root);
+  else
+    drop_verified_marker(path);
+}
+
 /// Collective: the first `most` lines in the order of ranks, on all of them.
 std::vector<std::string> gather_lines(MPI_Comm communicator, const std::vector<std::string>& mine,
                                       std::size_t most)
@@ -264,7 +272,7 @@ CheckpointVerification verify_checkpoint(const fs::path& path)
   CheckpointVerification result{file.step(), file.root(), file.blocks(), damage.size(), {}};
   damage.resize(std::min(damage.size(), most_reasons));
   result.reasons = std::move(damage);
-  if (result.damaged == 0) file.mark_verified();
+  mark(path, result);
   return result;
 }
 
@@ -303,7 +311,7 @@ CheckpointVerification verify_checkpoint(const fs::path& path, MPI_Comm communic
             "MPI_Allreduce of damaged blocks");
   mine.resize(std::min(mine.size(), most_reasons));
   result.reasons = gather_lines(communicator, mine, most_reasons);
-  if (result.damaged == 0 && rank == 0) leave_verified_marker(contents.path, result.root);
+  if (rank == 0) mark(contents.path, result);
   return result;
 }
 

@@ -42,7 +42,7 @@ std::uint64_t from_hex(const json& field)
   const auto& text = field.get_ref<const std::string&>();
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  if (error != std::errc() || end != text.data() + text.size())
+  if (error != std::errc() || end != text.data() + text.size() || hex(value) != text)
     throw CheckpointError(fmt::format("'{}' is not a hash", text));
   return value;
 }

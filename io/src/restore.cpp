@@ -230,6 +230,7 @@ class Restore {
       on_all_ranks(world_, [&] { fill(); });
       if (is_complete() && options_.verify == Verify::full) compare_digest();
     } catch (const CheckpointError& refusal) {
+      if (topology_.rank() == 0) drop_verified_marker(path_);
       throw DamagedCheckpoint(refusal.what());
     }
     check_filled();

@@ -98,8 +98,8 @@ struct CheckpointVerification {
 
 /// Collective over `communicator`: compares every block of `file` (as given on rank 0) with its
 /// hash, the blocks shared among the ranks; the same answer on all. One rank reads the metadata.
-/// Leaves the mark of a verified file if all is well. Throws on all ranks the same:
-/// DamagedCheckpoint when the metadata is refused already, IoError.
+/// Leaves the mark of a verified file if all is well and takes an old one away if not. Throws on
+/// all ranks the same: DamagedCheckpoint when the metadata is refused already, IoError.
 CheckpointVerification verify_checkpoint(const std::filesystem::path& file, MPI_Comm communicator);
 
 /// Not collective, and needs no MPI: the same by this process alone.
