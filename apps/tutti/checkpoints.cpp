@@ -3,6 +3,7 @@
 #include "checkpoints.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 
@@ -18,18 +19,21 @@ FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& fo
                                 MPI_Comm world)
 {
   FoundCheckpoint found;
-  if (resume == "latest") {
+  if (resume == "latest" || resume == "auto") {
+    const bool may_start = resume == "auto";
     Topology topology(world);  // only to ask with: the degrees of the run are not known yet
     collectively(world, [&] {
       const auto path = latest_checkpoint(folder, topology, &found.refused);
-      if (!path)
-        throw ConfigError(fmt::format(
-            "checkpoint-dir {} holds no complete checkpoint ({}); leave --resume out to start "
-            "anew",
-            folder, found.refused.empty() ? "no file step-*.h5" : found.refused.front()));
-      found.path = path->string();
+      if (path) found.path = path->string();
+      if (path || (may_start && found.refused.empty())) return;
+      throw ConfigError(fmt::format(
+          "checkpoint-dir {} holds no complete checkpoint ({}); {} to start anew", folder,
+          found.refused.empty() ? "no file step-*.h5"
+                                : fmt::format("{}", fmt::join(found.refused, ", and ")),
+          may_start ? "move its files away" : "leave --resume out"));
     });
     topology.close();
+    if (found.path.empty()) return found;
   } else {
     found.path = resume;
   }

@@ -16,8 +16,9 @@ struct FoundCheckpoint {
   std::vector<std::string> refused;  ///< a line for each newer file that was passed over
 };
 
-/// Collective over `world`, equal on all ranks: the checkpoint that `resume` ("latest" in `folder`,
-/// or a file) means. Throws Refusal on all ranks when there is none, or when it cannot be read.
+/// Collective over `world`, equal on all ranks: the checkpoint that `resume` ("latest" or "auto" in
+/// `folder`, or a file) means. Throws Refusal on all ranks when there is none, or when it cannot be
+/// read. Only "auto" in a folder without checkpoints, good or bad, gives an empty path: a new run.
 FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder,
                                 MPI_Comm world);
 

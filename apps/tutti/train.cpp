@@ -22,6 +22,7 @@
 #include "reporter.hpp"
 #include "run_log.hpp"
 #include "sample_order.hpp"
+#include "stop_request.hpp"
 #include "tutti/checkpoint.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
@@ -73,6 +74,7 @@ FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainCon
 {
   if (config.resume.empty()) return {};
   FoundCheckpoint found = find_checkpoint(config.resume, config.checkpoint_dir, world);
+  if (found.path.empty()) return found;
   collectively(world, [&] { table.resume_from(found.configuration, found.path); });
   return found;
 }
@@ -92,6 +94,7 @@ class Trainer {
   void compute_micro_batch(Window& window, std::uint32_t micro);
   bool attempt();
   void after_commit();
+  void leave_early();
   void save_checkpoint();
   double evaluate();
   void summarize();
@@ -100,6 +103,7 @@ class Trainer {
   OptionTable& table_;
   TrainConfig& config_;
   MPI_Comm world_ = MPI_COMM_WORLD;
+  StopRequest stop_;
   FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
 
   std::unique_ptr<Topology> topology_;
@@ -116,15 +120,17 @@ class Trainer {
   std::vector<std::byte> staging_;  ///< weights on their way from a device
   std::string log_failure_;         ///< becomes a flag of the next window
   std::optional<Outcome> halted_;
+  bool stopped_ = false;  ///< asked to, before the last step
   double final_loss_ = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> accuracy_;
-  std::uint64_t accuracy_step_ = 0, saved_step_ = ~std::uint64_t{0};
+  std::uint64_t accuracy_step_ = 0, saved_attempt_ = ~std::uint64_t{0};
   std::uint64_t presented_samples_ = 0;
   double attempt_seconds_ = 0;
   steady_clock::time_point start_ = steady_clock::now();
 };
 
-Trainer::Trainer(OptionTable& table, TrainConfig& config) : table_(table), config_(config)
+Trainer::Trainer(OptionTable& table, TrainConfig& config)
+    : table_(table), config_(config), stop_(config, rank_in(world_) == 0)
 {
   agree_on_options(table_, world_);
   checkpoint_ = take_checkpoint_configuration(table_, config_, world_);
@@ -214,12 +220,15 @@ void Trainer::start()
           restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
     });
     for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
-    saved_step_ = coordinator_->control().step;
+    saved_attempt_ = coordinator_->control().attempt;
     reporter_->note(
         fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
   }
   double largest = static_cast<double>(adam_->allocated_bytes());
+  double total = largest;
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &total, 1, MPI_DOUBLE, MPI_SUM, world_), "MPI_Allreduce");
+  stop_.guess_save(total);
   reporter_->note(fmt::format(
       "{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
       "state and buffers on the fullest rank",
@@ -296,11 +305,12 @@ void Trainer::present(Window& window)
     compute_micro_batch(window, micro);
 }
 
-/// One attempt at an update; false when it halted the run.
+/// One attempt at an update; false when it ended the run.
 bool Trainer::attempt()
 {
   const auto begin = steady_clock::now();
   Window window = coordinator_->open_window();
+  if (stop_.asked()) window.request_stop();
   present(window);
   Outcome outcome;
   try {
@@ -322,6 +332,8 @@ bool Trainer::attempt()
   if (halted_) return false;
   const ControlState& control = coordinator_->control();
   reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
+  stopped_ = outcome.stop_requested && control.step < config_.steps;
+  if (stopped_) return false;
   if (outcome.committed()) after_commit();
   return true;
 }
@@ -341,14 +353,17 @@ void Trainer::after_commit()
 void Trainer::save_checkpoint()
 {
   const std::uint64_t step = coordinator_->control().step;
-  if (saved_step_ == step) return;
+  // Not the step: after a skipped attempt the control state is newer than the checkpoint.
+  if (saved_attempt_ == coordinator_->control().attempt) return;
+  const auto begin = steady_clock::now();
   std::string path;
   collectively(world_, [&] {
     path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir,
                                   {configuration_text(table_)})
                .string();
   });
-  saved_step_ = step;
+  saved_attempt_ = coordinator_->control().attempt;
+  stop_.saved(duration<double>(steady_clock::now() - begin).count());
   reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
 }
 
@@ -380,17 +395,29 @@ double Trainer::evaluate()
 
 // --- the end -----------------------------------------------------------------------------------
 
+/// No last evaluation: there may be no time for more than the save.
+void Trainer::leave_early()
+{
+  const std::string reason = stop_.agreed_reason(world_);
+  reporter_->note(fmt::format("stop requested at step {} of {} ({}); saving, go on with --resume",
+                              coordinator_->control().step, config_.steps, reason));
+  save_checkpoint();
+}
+
 ExitCode Trainer::run()
 {
   bool going = true;
   while (going && coordinator_->control().step < config_.steps) going = attempt();
-  if (!halted_) {
+  if (stopped_) {
+    leave_early();
+  } else if (!halted_) {
     if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
     if (!config_.checkpoint_dir.empty()) save_checkpoint();
-    if (!log_failure_.empty()) reporter_->warn(log_failure_);
   }
+  if (!halted_ && !log_failure_.empty()) reporter_->warn(log_failure_);
   summarize();
   close();
+  if (stopped_) return static_cast<ExitCode>(config_.requeue_exit);
   return halted_ ? ExitCode::halted : ExitCode::ok;
 }
 
@@ -415,7 +442,9 @@ void Trainer::summarize()
   const std::uint64_t committed = control.ledger.committed_samples(),
                       dropped = control.ledger.dropped_samples();
   nlohmann::ordered_json summary = {
-      {"verdict", halted_ ? "halt" : "ok"},
+      {"verdict", halted_    ? "halt"
+                  : stopped_ ? "stop"
+                             : "ok"},
       {"reason", halted_ ? std::string(name_of(halted_->verdict.reason)) : "none"},
       {"ranks", topology_->size()},
       {"data_parallel", topology_->data_parallel()},

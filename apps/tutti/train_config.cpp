@@ -131,7 +131,15 @@ void declare(OptionTable& table, TrainConfig& c)
        "where checkpoints go; the last step is saved too");
   whole("checkpoint-every", c.checkpoint_every, Role::launch, 0,
         "committed updates; 0: only the last");
-  text("resume", "latest|FILE", c.resume, Role::launch, "go on from a checkpoint");
+  text("resume", "latest|auto|FILE", c.resume, Role::launch,
+       "go on from a checkpoint; auto: from the latest, or a new run if there is none");
+  text("stop-file", "FILE", c.stop_file, Role::local,
+       "save and stop when this file appears (rank 0 looks once a second); SIGTERM and SIGUSR1 do "
+       "the same");
+  real("walltime", c.walltime, Role::local, 0,
+       "seconds that the job has: save and stop in time; 0: as Slurm says, if it does");
+  whole("requeue-exit", c.requeue_exit, Role::launch, 5,
+        "exit code of a run that saved and stopped before its last step", 125);
   whole("eval-every", c.eval_every, Role::launch, 0,
         "committed updates between test evaluations; 0: only the last");
   whole("progress-every", c.progress_every, Role::local, 1,
@@ -213,11 +221,16 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
     throw ConfigError(
         "checkpoint-every has no place to write to (--checkpoint-dir is missing); give "
         "--checkpoint-dir");
-  if (c.resume == "latest" && c.checkpoint_dir.empty())
+  if ((c.resume == "latest" || c.resume == "auto") && c.checkpoint_dir.empty())
     throw ConfigError(
-        "resume = 'latest' has no place to look (--checkpoint-dir is missing); give "
-        "--checkpoint-dir or a "
-        "file");
+        fmt::format("resume = '{}' has no place to look (--checkpoint-dir is missing); give "
+                    "--checkpoint-dir or a file",
+                    c.resume));
+  if ((!c.stop_file.empty() || c.walltime > 0) && c.checkpoint_dir.empty())
+    throw ConfigError(
+        fmt::format("{} has no place to save to (--checkpoint-dir is missing); give "
+                    "--checkpoint-dir",
+                    c.walltime > 0 ? "walltime" : "stop-file"));
   for (const std::string& text : c.fault) {
     const Fault fault = parse_fault(text);
     if (fault.rank.value_or(0) >= ranks)

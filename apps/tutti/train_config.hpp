@@ -41,6 +41,10 @@ struct TrainConfig {
   // Checkpoints.
   std::string checkpoint_dir, resume;
   std::uint64_t checkpoint_every = 0;
+  // An end before the last step.
+  std::string stop_file;
+  double walltime = 0;
+  std::uint64_t requeue_exit = 75;
   // What is said.
   std::uint64_t eval_every = 0, progress_every = 100;
   std::string log, summary, log_format = "text", config;
