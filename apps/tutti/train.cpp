@@ -6,6 +6,7 @@
 
 #include <cblas.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -106,12 +107,14 @@ class Trainer {
   StopRequest stop_;
   FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
 
+  FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
   ImageData data_;
   std::unique_ptr<SampleOrder> order_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<ShardedAdam> adam_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Reporter> reporter_;
@@ -138,6 +141,7 @@ Trainer::Trainer(OptionTable& table, TrainConfig& config)
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
   collectively(world_, [&] { check(config_, table_, ranks); });
   openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
+  faults_ = make_fault_plan(config_);
   build();
   start();
 }
@@ -190,7 +194,7 @@ void Trainer::build()
   coordinator.micro_batches = static_cast<std::uint32_t>(config_.micro_batches);
   coordinator.epoch_samples = data_.train.count;
   coordinator.configuration_hash = configuration_hash(table_);
-  coordinator.faults = make_fault_plan(config_);
+  coordinator.faults = faults_;
   collectively(world_, [&] {
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
@@ -199,7 +203,8 @@ void Trainer::build()
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
     batch_.labels.reserve(most);
-    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most);
+    gemm_ = make_gemm(device_->kind());
+    mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most, *gemm_);
   });
 }
 
@@ -281,6 +286,8 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
     window.fail(static_cast<std::int64_t>(ErrorCode::io), error.what());
   }
   const double loss = mlp_->loss_and_gradients(batch_, window.gradient_scale());
+  if (const std::string failure = gemm_->take_failure(); !failure.empty())
+    window.fail(static_cast<std::int64_t>(ErrorCode::device), failure);
   try {
     for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
       device_->copy(adam_->gradient(p), mlp_->gradient(p),
@@ -358,9 +365,14 @@ void Trainer::save_checkpoint()
   const auto begin = steady_clock::now();
   std::string path;
   collectively(world_, [&] {
-    path = tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir,
-                                  {configuration_text(table_)})
-               .string();
+    CheckpointOptions options;
+    options.configuration = configuration_text(table_);
+    options.reached = [&](Phase phase) {
+      const ControlState& control = coordinator_->control();
+      faults_.reach(phase, topology_->rank(), control.step, control.attempt);
+    };
+    path =
+        tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, options).string();
   });
   saved_attempt_ = coordinator_->control().attempt;
   stop_.saved(duration<double>(steady_clock::now() - begin).count());

@@ -4,6 +4,7 @@
 #include "train_config.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <cmath>

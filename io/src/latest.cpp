@@ -2,15 +2,12 @@
 // Which checkpoint of a directory to go on from. One rank looks; the others hear its answer.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
+#include "checkpoint_files.hpp"
 #include "format.hpp"
 #include "hdf5.hpp"
-#include "posix_file.hpp"
 #include "tutti/checkpoint_restore.hpp"
 #include "tutti/error.hpp"
 #include "vote.hpp"
@@ -20,30 +17,6 @@ namespace {
 
 using namespace detail;
 namespace fs = std::filesystem;
-
-bool is_checkpoint_name(const std::string& name)
-{
-  return name.size() > 8 && name.starts_with("step-") && name.ends_with(".h5") &&
-         std::all_of(name.begin() + 5, name.end() - 3, [](char c) { return c >= '0' && c <= '9'; });
-}
-
-/// Names of files of steps, the highest step first.
-std::vector<std::string> files_by_step(const fs::path& directory)
-{
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entries(directory, error);
-  if (error.value() == ENOENT) return names;
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-    if (is_checkpoint_name(entries->path().filename().string()))
-      names.push_back(entries->path().filename().string());
-  if (error) throw IoError(system_error_text("list", directory, error.value()));
-  // More digits are a higher step: names are padded, but only to twelve.
-  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() > b.size() : a > b;
-  });
-  return names;
-}
 
 }  // namespace
 

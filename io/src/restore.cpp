@@ -2,6 +2,7 @@
 // A restore: one rank reads and judges the metadata, all ranks hear the same, each fills its shard
 // from the blocks that hold its elements, and the whole is compared with what was saved.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
