@@ -50,8 +50,7 @@ double seconds_left_by_slurm()
   const char* stop = text + std::strlen(text);
   if (const auto [at, error] = std::from_chars(text, stop, end); error != std::errc{} || at != stop)
     return never;
-  const double now =
-      duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const double now = duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   const double left = static_cast<double>(end) - now;
   return left > 0 ? left : never;
 }

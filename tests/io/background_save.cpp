@@ -271,7 +271,8 @@ TEST_CASE("a background save holds one step while training goes on")
 
   for (int i = 0; i < 3; ++i) CHECK(job.step().save == SaveState::pending);
   if (world_rank() != last) gate->open();
-  for (int i = 0; i < 3; ++i) CHECK(job.step().save == SaveState::pending);  // the last one holds it
+  for (int i = 0; i < 3; ++i)
+    CHECK(job.step().save == SaveState::pending);  // the last one holds it
   CHECK(job.coordinator.control().step == 48);
   CHECK(latest_checkpoint(directory.path() / "later", job.topology) == std::nullopt);
   gate->open();
@@ -580,7 +581,8 @@ TEST_CASE("what a killed save left is removed by the next one, what a living one
   const SharedDirectory directory;
   JobOf<Shelf> job;
   job.fill();
-  const std::string dead = ".step-000000000041.h5.0badcafe", living = ".step-000000000040.h5.00000001",
+  const std::string dead = ".step-000000000041.h5.0badcafe",
+                    living = ".step-000000000040.h5.00000001",
                     bare = ".step-000000000039.h5.00000002";
   int lock = -1;
   on_rank_zero([&] {
@@ -592,9 +594,9 @@ TEST_CASE("what a killed save left is removed by the next one, what a living one
     REQUIRE(flock(lock, LOCK_EX | LOCK_NB) == 0);
   });
   job.save(directory.path());
-  CHECK(files_in(directory.path()) ==
-        std::vector<std::string>{living + ".lock", living + ".tmp", ".step-of-mine.tmp", "latest",
-                                 "step-000000000042.h5"});
+  CHECK(files_in(directory.path()) == std::vector<std::string>{living + ".lock", living + ".tmp",
+                                                               ".step-of-mine.tmp", "latest",
+                                                               "step-000000000042.h5"});
   MPI_Barrier(MPI_COMM_WORLD);
   if (lock >= 0) close(lock);
   job.save(directory.path());
