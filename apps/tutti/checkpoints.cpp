@@ -15,17 +15,22 @@
 
 namespace tutti::apps {
 
-FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder,
-                                MPI_Comm world)
+FoundCheckpoint find_checkpoint(const std::string& which, const std::string& folder, MPI_Comm world,
+                                const std::string& passed_over)
 {
   FoundCheckpoint found;
-  if (resume == "latest" || resume == "auto") {
-    const bool may_start = resume == "auto";
+  if (which == "latest" || which == "auto") {
+    const bool may_start = which == "auto" && passed_over.empty();
     Topology topology(world);  // only to ask with: the degrees of the run are not known yet
     collectively(world, [&] {
-      const auto path = latest_checkpoint(folder, topology, &found.refused);
+      const auto path = latest_checkpoint(folder, topology, &found.refused, passed_over);
       if (path) found.path = path->string();
       if (path || (may_start && found.refused.empty())) return;
+      if (!passed_over.empty())
+        throw IoError(fmt::format(
+            "checkpoint-dir {} holds no good checkpoint (none of step-*.h5 could be restored, {} "
+            "was the last; the reasons stand above); give a file, or start anew",
+            folder, found.refused.empty() ? passed_over : found.refused.back()));
       throw ConfigError(fmt::format(
           "checkpoint-dir {} holds no complete checkpoint ({}); {} to start anew", folder,
           found.refused.empty() ? "no file step-*.h5"
@@ -35,7 +40,7 @@ FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& fo
     topology.close();
     if (found.path.empty()) return found;
   } else {
-    found.path = resume;
+    found.path = which;
   }
   int rank = 0;
   check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");

@@ -134,6 +134,12 @@ void declare(OptionTable& table, TrainConfig& c)
         "committed updates; 0: only the last");
   text("resume", "latest|auto|FILE", c.resume, Role::launch,
        "go on from a checkpoint; auto: from the latest, or a new run if there is none");
+  choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
+         "how much of a checkpoint is compared with its hashes when it is restored");
+  text("init-from", "latest|FILE", c.init_from, Role::launch,
+       "begin a new run with the weights of a checkpoint, whatever its precision");
+  text("init-only", "PATTERN,...", c.init_only, Role::launch,
+       "of --init-from, only parameters whose names match (*, ?); the others begin as usual");
   text("stop-file", "FILE", c.stop_file, Role::local,
        "save and stop when this file appears (rank 0 looks once a second); SIGTERM and SIGUSR1 do "
        "the same");
@@ -191,6 +197,26 @@ std::vector<double> parse_rank_weights(const std::string& text, int ranks, int m
   return weights;
 }
 
+void check_sources(const TrainConfig& c)
+{
+  if ((c.resume == "latest" || c.resume == "auto") && c.checkpoint_dir.empty())
+    throw ConfigError(
+        fmt::format("resume = '{}' has no place to look (--checkpoint-dir is missing); give "
+                    "--checkpoint-dir or a file",
+                    c.resume));
+  if (!c.init_from.empty() && !c.resume.empty() && c.resume != "auto")
+    throw ConfigError(
+        "init-from and resume are both given (one begins a run, the other goes on with one); leave "
+        "one of them out");
+  if (c.init_from == "latest" && c.checkpoint_dir.empty())
+    throw ConfigError(
+        "init-from = 'latest' has no place to look (--checkpoint-dir is missing); give "
+        "--checkpoint-dir or a file");
+  if (!c.init_only.empty() && c.init_from.empty())
+    throw ConfigError(
+        "init-only has no effect (--init-from is missing); give the checkpoint to take from");
+}
+
 void check(const TrainConfig& c, const OptionTable& table, int ranks)
 {
   if (ranks % static_cast<int>(c.model_parallel) != 0)
@@ -222,11 +248,7 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
     throw ConfigError(
         "checkpoint-every has no place to write to (--checkpoint-dir is missing); give "
         "--checkpoint-dir");
-  if ((c.resume == "latest" || c.resume == "auto") && c.checkpoint_dir.empty())
-    throw ConfigError(
-        fmt::format("resume = '{}' has no place to look (--checkpoint-dir is missing); give "
-                    "--checkpoint-dir or a file",
-                    c.resume));
+  check_sources(c);
   if ((!c.stop_file.empty() || c.walltime > 0) && c.checkpoint_dir.empty())
     throw ConfigError(
         fmt::format("{} has no place to save to (--checkpoint-dir is missing); give "
@@ -240,6 +262,17 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
                       text, *fault.rank, ranks, ranks));
   }
   (void)table;
+}
+
+std::vector<std::string> init_patterns(const TrainConfig& c)
+{
+  std::vector<std::string> patterns;
+  for (std::size_t begin = 0; begin < c.init_only.size();) {
+    const std::size_t end = std::min(c.init_only.find(',', begin), c.init_only.size());
+    if (end > begin) patterns.push_back(c.init_only.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return patterns;
 }
 
 Policy make_policy(const TrainConfig& c)
