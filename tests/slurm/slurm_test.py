@@ -31,7 +31,7 @@ STEPS = 400
 RUN = ["--hidden", "24", "--batch", "32", "--init-scale", "1024", "--progress-every", "50"]
 # At another rank count sums are rounded in another order, in fp16: tolerances for the loss of every
 # step and the share of the 60 test images.
-LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.02, 0.05
+LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.005, 0.05
 # What Open MPI needs on loopback as root. The ring fence: with its default, Slurm 22.05's PMIx
 # plugin lets some ranks leave MPI_Init early, and Open MPI 4.1's TCP transport crashes on their
 # messages (1 start in 25).
@@ -179,7 +179,7 @@ class Job:
     def wait(self, holds, what, seconds=90):
         late = time.monotonic() + seconds
         while not holds():
-            if time.monotonic() > late or self.field("JobState") in ("FAILED", "CANCELLED"):
+            if time.monotonic() > late or self.field("JobState") == "FAILED":
                 self.show()
                 raise SystemExit(f"FAILED: job {self.number}: {what}")
             time.sleep(0.1)
@@ -262,6 +262,23 @@ def nodes_lost(c, alone):
     c.check(abs(accuracy - alone_accuracy) <= ACCURACY_TOLERANCE, "the test accuracy", job)
 
 
+def without_requeue_exit(c):
+    """Where slurm.conf has no RequeueExit the script asks for the restart, but not of a cancelled
+    job, which saves all the same."""
+    config = c.folder / "slurm.conf"
+    config.write_text(config.read_text().replace("RequeueExit=85\n", ""))
+    c.call("scontrol", "reconfigure")
+    job = Job(c, c.train("train.sbatch", starts=2))
+    job.wait_for_start(1)
+    c.call("scancel", "--signal=USR1", job.number)
+    job.wait_for_start(2)
+    c.call("scancel", job.number)
+    job.wait(lambda: "srun: error" in job.output().split(", start 2:")[1], "all ranks end")
+    job.wait(lambda: job.field("JobState") != "COMPLETING", "the job ends")
+    c.check(job.field("JobState") == "CANCELLED", "a cancelled job stays ended", job)
+    c.check(job.output().count("stop requested") == 2, "saved at both", job)
+
+
 def test(options):
     c = Cluster(options)
     if not c.up:
@@ -278,6 +295,7 @@ def test(options):
     alone = timed(left_alone)
     timed(signalled, alone)
     timed(nodes_lost, alone)
+    timed(without_requeue_exit)
     print(f"slurm: {time.monotonic() - start:.0f} s, {c.failures} failures")
     if not c.failures:
         shutil.rmtree(c.scratch, ignore_errors=True)

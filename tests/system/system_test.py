@@ -653,6 +653,13 @@ def stop(t):
             result,
         )
 
+    # --resume auto with --init-from: the weights are for the first start alone.
+    words = ["--checkpoint-dir", folder_of("begun"), "--resume", "auto", "--init-from"]
+    words.append(next(folder_of("a stop file").glob("step-*.h5")))
+    for steps, said in (("2", "began with the weights of"), ("4", "000002.h5 at step 2")):
+        result = t.train_ok(2, *fast, *words, "--steps", steps)
+        t.check(said in result.err, f"auto and init-from to step {steps}: {said}", result)
+
     # --resume auto: damaged files are no reason to start anew.
     folder = folder_of("damaged")
     folder.mkdir()
