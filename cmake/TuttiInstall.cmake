@@ -25,6 +25,8 @@ if(TARGET tutti)  # the command
   install(TARGETS tutti RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/apps/slurm
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/tutti)  # templates: to be copied and changed
 
 write_basic_package_version_file(${_tutti_build_dir}/tuttiConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)

@@ -12,6 +12,9 @@ function(check)
 endfunction()
 
 check(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+if(NOT EXISTS ${prefix}/share/tutti/slurm/train.sbatch)
+  message(FATAL_ERROR "the Slurm templates are not installed (share/tutti/slurm is missing)")
+endif()
 check(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK}/build -G ${GENERATOR}
   -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_C_COMPILER=${C_COMPILER}
   -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_CXX_FLAGS=${CXX_FLAGS})
