@@ -15,6 +15,9 @@ function(tutti_add_library name)
            $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src)
   target_link_libraries(tutti_${name} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
+  # Also in a project whose own flags say -ffast-math: a NaN must compare as one.
+  target_compile_options(tutti_${name} PRIVATE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fno-fast-math;-ffp-contract=off>")
   tutti_warnings(tutti_${name})
 endfunction()
 
