@@ -22,11 +22,13 @@ function(tutti_add_library name)
 endfunction()
 
 function(tutti_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow
+  target_compile_options(${target} PRIVATE -Wall -Wextra
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wshadow>
+    $<$<COMPILE_LANGUAGE:Fortran>:-Wno-compare-reals>  # bits are promised, so they are compared
     "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor;-Woverloaded-virtual>")
   # GCC 12 sees overlaps in std::string's concatenation that are not there (GCC bug 105651).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${target} PRIVATE -Wno-restrict)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
   endif()
   if(TUTTI_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE -Werror)
