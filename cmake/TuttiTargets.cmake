@@ -6,9 +6,10 @@
 # makes tutti_kernels and tutti::kernels.
 function(tutti_add_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
-  add_library(tutti_${name} STATIC ${arg_SOURCES})
+  add_library(tutti_${name} ${arg_SOURCES})
   add_library(tutti::${name} ALIAS tutti_${name})
   set_target_properties(tutti_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  tutti_shared(tutti_${name})
   target_compile_features(tutti_${name} PUBLIC cxx_std_20)
   target_include_directories(tutti_${name}
     PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
@@ -19,6 +20,21 @@ function(tutti_add_library name)
   target_compile_options(tutti_${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:C,CXX>:-fno-fast-math;-ffp-contract=off>")
   tutti_warnings(tutti_${name})
+endfunction()
+
+# Where BUILD_SHARED_LIBS makes it a shared library: its version, where it finds its siblings, and
+# that it exports tutti's names and nothing else. Before 1.0 a minor version may break interfaces.
+function(tutti_shared target)
+  set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} INSTALL_RPATH "$ORIGIN")
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "SHARED_LIBRARY" AND UNIX AND NOT APPLE)
+    # By namespace instead of by an attribute on every class: one list, in one file.
+    set(map ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+    set_target_properties(${target} PROPERTIES
+      CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF LINK_DEPENDS ${map})
+    target_link_options(${target} PRIVATE LINKER:--version-script=${map} LINKER:-z,defs)
+  endif()
 endfunction()
 
 function(tutti_warnings target)
