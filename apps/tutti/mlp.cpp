@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Forward and backward pass of the reference model on the host, GEMM by BLAS.
+// Forward and backward pass of the reference model on the host; matrix products are the device's.
 #include "mlp.hpp"
-
-#include <cblas.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,16 +16,6 @@ namespace {
 // Mean and standard deviation of the training pixels of Fashion-MNIST, in [0, 1].
 constexpr float pixel_mean = 0.2860f, pixel_deviation = 0.3530f;
 
-/// c [m x n] = op(a) op(b), row-major, fp32.
-void multiply(bool transpose_a, bool transpose_b, std::size_t m, std::size_t n, std::size_t k,
-              const float* a, const float* b, float* c)
-{
-  cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
-              transpose_b ? CblasTrans : CblasNoTrans, static_cast<int>(m), static_cast<int>(n),
-              static_cast<int>(k), 1.0f, a, static_cast<int>(transpose_a ? m : k), b,
-              static_cast<int>(transpose_b ? k : n), 0.0f, c, static_cast<int>(n));
-}
-
 /// sum[j] = values[0][j] + values[1][j] + ... in row order.
 void sum_rows(std::vector<float>& sum, const std::vector<float>& values, std::size_t rows,
               std::size_t columns)
@@ -39,8 +27,8 @@ void sum_rows(std::vector<float>& sum, const std::vector<float>& values, std::si
 
 }  // namespace
 
-Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples)
-    : shape_(shape), model_axis_(model_axis)
+Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples, Gemm& gemm)
+    : shape_(shape), model_axis_(model_axis), gemm_(gemm)
 {
   int slot = 0;
   check_mpi(MPI_Comm_rank(model_axis, &slot), "MPI_Comm_rank");
@@ -148,8 +136,8 @@ void Mlp::forward(const Batch& batch)
       input_[i * shape_.inputs + j] = pixel_[batch.images[i][j]];
 
   hidden_.resize(n * units_);
-  multiply(false, false, n, units_, shape_.inputs, input_.data(), weights_[w1].data(),
-           hidden_.data());
+  gemm_.multiply(false, false, n, units_, shape_.inputs, input_.data(), weights_[w1].data(),
+                 hidden_.data());
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < units_; ++j) hidden_[i * units_ + j] += weights_[b1][j];
   round_to(shape_.precision, hidden_.data(), hidden_.size());
@@ -161,8 +149,8 @@ void Mlp::forward(const Batch& batch)
   const std::size_t count = n * classes;
   partial_.resize(count);
   gathered_.resize(count * static_cast<std::size_t>(slots_));
-  multiply(false, false, n, classes, units_, activation_.data(), weights_[w2].data(),
-           partial_.data());
+  gemm_.multiply(false, false, n, classes, units_, activation_.data(), weights_[w2].data(),
+                 partial_.data());
   check_mpi(MPI_Allgather(partial_.data(), static_cast<int>(count), MPI_FLOAT, gathered_.data(),
                           static_cast<int>(count), MPI_FLOAT, model_axis_),
             "MPI_Allgather");
@@ -197,23 +185,23 @@ double Mlp::loss_and_gradients(const Batch& batch, double gradient_scale)
   round_to(shape_.precision, logits_gradient_.data(), logits_gradient_.size());
 
   product_.resize(units_ * classes);
-  multiply(true, false, units_, classes, n, activation_.data(), logits_gradient_.data(),
-           product_.data());
+  gemm_.multiply(true, false, units_, classes, n, activation_.data(), logits_gradient_.data(),
+                 product_.data());
   store_gradient(w2, product_);
   sum_rows(product_, logits_gradient_, n, classes);
   store_gradient(b2, product_);
 
   hidden_gradient_.resize(n * units_);
-  multiply(false, true, n, units_, classes, logits_gradient_.data(), weights_[w2].data(),
-           hidden_gradient_.data());
+  gemm_.multiply(false, true, n, units_, classes, logits_gradient_.data(), weights_[w2].data(),
+                 hidden_gradient_.data());
   round_to(shape_.precision, hidden_gradient_.data(), hidden_gradient_.size());
   // Selected, never multiplied by a mask: 0 x inf is NaN.
   for (std::size_t i = 0; i < hidden_.size(); ++i)
     hidden_gradient_[i] = hidden_[i] <= 0 ? 0.0f : hidden_gradient_[i];
 
   product_.resize(shape_.inputs * units_);
-  multiply(true, false, shape_.inputs, units_, n, input_.data(), hidden_gradient_.data(),
-           product_.data());
+  gemm_.multiply(true, false, shape_.inputs, units_, n, input_.data(), hidden_gradient_.data(),
+                 product_.data());
   store_gradient(w1, product_);
   sum_rows(product_, hidden_gradient_, n, units_);
   store_gradient(b1, product_);

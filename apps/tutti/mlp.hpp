@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "gemm.hpp"
 #include "tutti/parameters.hpp"
 #include "tutti/precision.hpp"
 
@@ -27,15 +28,16 @@ struct MlpShape {
 /// depend on where the ranks are. b2 is replicated and `identical`, added once after the sum.
 ///
 /// Values are rounded to the shape's precision at layer borders: images, weights, the hidden layer
-/// before its ReLU, logits, and the gradients of all of them; products are summed in fp32 by sgemm.
+/// before its ReLU, logits, and the gradients of all of them; products are summed in fp32 by
+/// `gemm`.
 class Mlp {
  public:
   enum Parameter : std::size_t { w1, b1, w2, b2 };
   static constexpr std::size_t parameter_count = 4;
 
-  /// Not collective. `model_axis` must outlive it. All memory for batches of up to `most_samples`
-  /// is taken here, so that no rank can fail between the collectives of a pass.
-  Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples);
+  /// Not collective. `model_axis` and `gemm` must outlive it. All memory for batches of up to
+  /// `most_samples` is taken here, so that no rank can fail between the collectives of a pass.
+  Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples, Gemm& gemm);
 
   static ParameterSet parameters(const MlpShape& shape);
   /// The global array of a parameter at the start: He-uniform weights from a counter-based
@@ -72,6 +74,7 @@ class Mlp {
 
   MlpShape shape_;
   MPI_Comm model_axis_;
+  Gemm& gemm_;
   int slots_ = 1;
   std::size_t units_ = 0;         ///< hidden units of this rank
   std::array<float, 256> pixel_;  ///< normalised and rounded value of each byte

@@ -35,6 +35,23 @@ class CudaDevice final : public detail::PortableDevice<Kokkos::Cuda> {
     check(cudaDeviceSynchronize(),
           "cudaDeviceSynchronize");  // device-to-device copies return early
   }
+  void pin(void* memory, std::size_t bytes) override
+  {
+    if (bytes == 0) return;
+    int ordinal = 0;
+    int same_address = 0;
+    check(cudaGetDevice(&ordinal), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                 ordinal),
+          "cudaDeviceGetAttribute");
+    if (same_address == 0)
+      throw DeviceError(name() +
+                        " cannot be used (it does not see pinned host memory at its host " +
+                        "address); use device host on this node");
+    check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+          "cudaHostRegister");
+  }
+  void unpin(void* memory) noexcept override { cudaHostUnregister(memory); }
 };
 
 }  // namespace

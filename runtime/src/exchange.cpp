@@ -128,6 +128,7 @@ struct Exchange::State {
   std::vector<int> source_rank;
   std::vector<std::uint32_t> unread;
 
+  std::size_t received_bytes = 0;
   detail::AlignedBytes received;  // by owner: contributions from other domains, or the reduced sum
   detail::MessageSet contributions, weights;
   std::size_t sent = 0, arrived = 0;
@@ -255,6 +256,7 @@ std::string Exchange::State::build()
     }
   }
   received = detail::allocate_aligned(bytes);
+  received_bytes = bytes;
   if (!received) {
     return fmt::format(
         "rank {}: cannot allocate {} for the contributions of other ranks (out of memory); use "
@@ -483,6 +485,14 @@ const std::vector<SumBlock>& Exchange::sum_blocks() const { return state_->block
 const std::vector<const void*>& Exchange::sources() const { return state_->sources; }
 const std::vector<int>& Exchange::source_rank() const { return state_->source_rank; }
 const std::vector<std::uint32_t>& Exchange::unread_blocks() const { return state_->unread; }
+
+std::vector<std::span<std::byte>> Exchange::kernel_pages() const
+{
+  std::vector<std::span<std::byte>> pages = state_->memory.pages();
+  if (state_->received_bytes != 0)
+    pages.emplace_back(state_->received.get(), detail::whole_pages(state_->received_bytes));
+  return pages;
+}
 
 void Exchange::enter()
 {

@@ -21,7 +21,7 @@
 namespace tutti::detail {
 namespace {
 
-constexpr std::size_t alignment = static_cast<std::size_t>(cache_line);
+constexpr std::size_t alignment = 64;  // a cache line
 // What is left free for each rank: MPI's own transports keep files in the same place (4 MiB a rank
 // in Open MPI) whose pages are touched late, and a lack of them is a SIGBUS inside MPI.
 constexpr std::size_t transport_bytes = std::size_t{4} << 20;
@@ -55,8 +55,12 @@ bool reserve_pages(std::byte* begin, std::size_t bytes)
 
 AlignedBytes allocate_aligned(std::size_t bytes) noexcept
 {
-  return AlignedBytes(static_cast<std::byte*>(
-      ::operator new(std::max(bytes, alignment), cache_line, std::nothrow)));
+  return AlignedBytes(static_cast<std::byte*>(std::aligned_alloc(page_size(), whole_pages(bytes))));
+}
+
+std::size_t whole_pages(std::size_t bytes)
+{
+  return round_up(std::max<std::size_t>(bytes, 1), page_size());
 }
 
 NodeMemory::NodeMemory(const Topology& topology, std::size_t shared_bytes,
@@ -88,6 +92,7 @@ NodeMemory::NodeMemory(const Topology& topology, std::size_t shared_bytes,
   if (window_ == MPI_WIN_NULL) {
     const std::size_t bytes = shared_ ? shared_bytes : private_bytes;
     private_ = allocate_aligned(bytes);
+    private_bytes_ = whole_pages(bytes);
     segments_.assign(1, private_.get());
   }
   const std::string failure = first_text(
@@ -179,6 +184,7 @@ void NodeMemory::create_window(std::size_t bytes)
     check_mpi(MPI_Win_shared_query(window_, static_cast<int>(i), &peer_size, &unit, &peer_base),
               "MPI_Win_shared_query");
     segments_.push_back(static_cast<std::byte*>(peer_base) + shifts[i]);
+    mapped_.emplace_back(static_cast<std::byte*>(peer_base), static_cast<std::size_t>(peer_size));
   }
   // One passive epoch for the life of the window, in which MPI_Win_sync is the fence.
   check_mpi(MPI_Win_lock_all(MPI_MODE_NOCHECK, window_), "MPI_Win_lock_all");
@@ -190,6 +196,7 @@ void NodeMemory::free_window()
   check_mpi(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
   check_mpi(MPI_Win_free(&window_), "MPI_Win_free");
   segments_.clear();
+  mapped_.clear();
 }
 
 std::byte* NodeMemory::segment(int rank) const
@@ -198,6 +205,26 @@ std::byte* NodeMemory::segment(int rank) const
   const std::vector<int>& domain = topology_.domain_of(topology_.rank());
   const auto place = std::lower_bound(domain.begin(), domain.end(), rank);
   return segments_[static_cast<std::size_t>(place - domain.begin())];
+}
+
+std::vector<std::span<std::byte>> NodeMemory::pages() const
+{
+  if (window_ == MPI_WIN_NULL) return {{private_.get(), private_bytes_}};
+  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges;
+  for (const std::span<std::byte> segment : mapped_) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(segment.data());
+    ranges.emplace_back(begin / page_size() * page_size(),
+                        round_up(begin + segment.size(), page_size()));
+  }
+  std::sort(ranges.begin(), ranges.end());
+  std::vector<std::span<std::byte>> merged;
+  for (std::size_t i = 0; i < ranges.size();) {
+    const std::uintptr_t begin = ranges[i].first;
+    std::uintptr_t end = ranges[i].second;
+    while (++i < ranges.size() && ranges[i].first <= end) end = std::max(end, ranges[i].second);
+    merged.emplace_back(reinterpret_cast<std::byte*>(begin), end - begin);
+  }
+  return merged;
 }
 
 void NodeMemory::barrier() const

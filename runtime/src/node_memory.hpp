@@ -6,8 +6,9 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
-#include <new>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,15 @@
 
 namespace tutti::detail {
 
-inline constexpr std::align_val_t cache_line{64};
-
-struct AlignedDelete {
-  void operator()(std::byte* pointer) const { ::operator delete(pointer, cache_line); }
+struct Free {
+  void operator()(std::byte* pointer) const { std::free(pointer); }
 };
-/// Private memory on a cache line. Empty when there is none; the pages are not touched yet.
-using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
+/// Private memory in whole pages, so that a device can pin it. Empty when there is none; the pages
+/// are not touched yet.
+using AlignedBytes = std::unique_ptr<std::byte[], Free>;
 AlignedBytes allocate_aligned(std::size_t bytes) noexcept;
+/// What allocate_aligned takes for so many bytes: at least one page.
+std::size_t whole_pages(std::size_t bytes);
 
 /// Zeroed segments, reserved page by page. Where ranks share memory they lie in an MPI shared
 /// window; a rank that is alone, and every rank of a job in which one domain lacks space for its
@@ -43,6 +45,8 @@ class NodeMemory {
   }
   /// This process's address of a rank's segment; only of this rank's domain.
   std::byte* segment(int rank) const;
+  /// The pages in which the segments of this domain lie in this process, merged where they touch.
+  std::vector<std::span<std::byte>> pages() const;
   /// True if some domain of the job shares memory.
   bool shared() const { return shared_; }
   /// How memory is shared in this job, or why it is not; the same on all ranks.
@@ -65,7 +69,9 @@ class NodeMemory {
   std::string description_;
   MPI_Win window_ = MPI_WIN_NULL;
   AlignedBytes private_;
-  std::vector<std::byte*> segments_;  // of the ranks of my domain, ascending
+  std::size_t private_bytes_ = 0;
+  std::vector<std::byte*> segments_;          // of the ranks of my domain, ascending
+  std::vector<std::span<std::byte>> mapped_;  // what the window has of each of them
 };
 
 }  // namespace tutti::detail

@@ -176,6 +176,10 @@ struct ShardedAdam::State {
   ShardArrays now, staged;     ///< staged: empty when updating in place
   DeviceArray sum;             ///< the summed gradients of the shard
   DeviceArray micro_gradient;  ///< where gradients are handed in when summed locally
+  /// Their sum, on a device other than the host: contributions lie in host memory, which is far
+  /// from it, so they go there once a window and not once a micro-batch.
+  DeviceArray local_sum;
+  std::vector<std::byte*> pinned;
   DeviceArray sum_table, source_table, sum_scan, adam_scan, scalar_table;
   DeviceArray targets[2];  ///< AdamBlock tables: weights go to one buffer or the other
   int target = 0;
@@ -195,6 +199,12 @@ struct ShardedAdam::State {
   {
     return exchange.contribution_offset(layout.piece(p).first_block);
   }
+  float* local_total(std::size_t p) const
+  {
+    return reinterpret_cast<float*>(
+        (local_sum.bytes() != 0 ? local_sum.as<std::byte>() : exchange.contribution()) +
+        contribution_offset(p));
+  }
   std::byte* gradient(std::size_t p) const
   {
     return summed_locally
@@ -207,6 +217,7 @@ struct ShardedAdam::State {
   }
 
   void allocate();
+  void unpin() noexcept;
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
   void locate(std::size_t shard_block, std::uint32_t nonfinite, Ballot& ballot) const;
   Offender offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank,
@@ -224,6 +235,12 @@ void ShardedAdam::State::allocate()
   if (options.update == UpdateMode::staged) staged = allocate_arrays(device, bytes, ema);
   sum = DeviceArray(device, bytes);
   if (summed_locally) micro_gradient = DeviceArray(device, layout.bytes());
+  if (summed_locally && device.kind() != DeviceKind::host)
+    local_sum = DeviceArray(device, layout.blocks() * block_elements * sizeof(float));
+  for (const std::span<std::byte> pages : exchange.kernel_pages()) {
+    device.pin(pages.data(), pages.size());
+    pinned.push_back(pages.data());
+  }
 
   const auto upload = [&](const auto& table) {
     using Entry = typename std::decay_t<decltype(table)>::value_type;
@@ -280,7 +297,10 @@ ShardedAdam::ShardedAdam(const Topology& topology, Device& device, ParameterSet 
                                    "or nodes, smaller rank weights there, or the in-place update",
                                    topology.rank(), options.name, lack));
     if (text.empty()) return;
-    if (state_) state_->exchange.close();
+    if (state_) {
+      state_->unpin();
+      state_->exchange.close();
+    }
     throw DeviceError(text);
   };
   refuse_lack(lack_of_memory(topology, device.kind() == DeviceKind::host ? needed : 0));
@@ -298,7 +318,17 @@ ShardedAdam::ShardedAdam(const Topology& topology, Device& device, ParameterSet 
 
 ShardedAdam::~ShardedAdam() = default;
 
-void ShardedAdam::close_buffers() { state_->exchange.close(); }
+void ShardedAdam::close_buffers()
+{
+  state_->unpin();
+  state_->exchange.close();
+}
+
+void ShardedAdam::State::unpin() noexcept
+{
+  for (std::byte* const pages : pinned) device.unpin(pages);
+  pinned.clear();
+}
 
 const ParameterSet& ShardedAdam::parameter_set() const { return state_->parameters; }
 const ShardPlan& ShardedAdam::plan() const { return state_->plan; }
@@ -409,9 +439,8 @@ void ShardedAdam::accumulate(std::uint32_t micro)
     if (s.absent[p]) continue;
     const Piece& piece = s.layout.piece(p);
     if (s.summed_locally && piece.elements != 0) {
-      auto* total = reinterpret_cast<float*>(s.exchange.contribution() + s.contribution_offset(p));
-      const BlockScan scan = s.device.accumulate(total, s.gradient(p), s.parameters[p].precision,
-                                                 piece.elements, !s.has[p]);
+      const BlockScan scan = s.device.accumulate(
+          s.local_total(p), s.gradient(p), s.parameters[p].precision, piece.elements, !s.has[p]);
       if (scan.nonfinite != 0) {
         Offender offender = s.offender_at(
             Stage::micro_batch, static_cast<std::uint32_t>(piece.first_block), scan.first_nonfinite,
@@ -431,6 +460,9 @@ void ShardedAdam::close()
   // What this rank has no gradient of counts as zero, not as what the last window left there.
   State& s = *state_;
   for (std::size_t p = 0; p < s.parameters.size(); ++p) {
+    if (s.has[p] && s.local_sum.bytes() != 0)
+      s.device.copy(s.exchange.contribution() + s.contribution_offset(p), s.local_total(p),
+                    s.layout.piece(p).elements * sizeof(float));
     if (s.has[p] || !s.dirty[p]) continue;
     std::memset(s.exchange.contribution() + s.contribution_offset(p), 0,
                 s.layout.piece(p).elements * bytes_of(s.wire_precision(p)));
@@ -682,8 +714,11 @@ bool ShardedAdam::inject_gradient(const std::string& name, std::uint64_t element
   State& s = *state_;
   const std::size_t p = s.held_parameter(name);
   if (p == s.parameters.size()) return false;
-  store_element(s.gradient(p), s.parameters[p].precision, element % s.layout.piece(p).elements,
-                value);
+  const Precision precision = s.parameters[p].precision;
+  std::uint32_t stored[1] = {};
+  store_element(stored, precision, 0, value);
+  s.device.copy(s.gradient(p) + element % s.layout.piece(p).elements * bytes_of(precision), stored,
+                bytes_of(precision));
   return true;
 }
 

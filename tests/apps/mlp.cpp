@@ -22,6 +22,8 @@ namespace {
 
 constexpr std::size_t samples = 6;
 
+const std::unique_ptr<Gemm> gemm = make_gemm(DeviceKind::host);
+
 MlpShape small(Precision precision)
 {
   return {.inputs = 12, .hidden = 9, .classes = 4, .precision = precision};
@@ -116,7 +118,7 @@ TEST_CASE("Gradients are the derivatives of the loss at every model-parallel deg
   const MlpShape shape = small(Precision::fp32);
   const Images images;
   const Values values = start(shape);
-  Mlp mlp(shape, MPI_COMM_WORLD, samples);
+  Mlp mlp(shape, MPI_COMM_WORLD, samples, *gemm);
   set_weights(mlp, shape, values, world_rank(), world_size());
   constexpr double scale = 32;
   const double loss = mlp.loss_and_gradients(images.batch, scale);
@@ -150,7 +152,7 @@ TEST_CASE("Pieces at any degree make the gradients of the whole", "[mlp]")
   for (Precision precision : {Precision::fp16, Precision::bf16, Precision::fp32}) {
     const MlpShape shape = small(precision);
     const Images images;
-    Mlp whole(shape, MPI_COMM_SELF, samples), part(shape, MPI_COMM_WORLD, samples);
+    Mlp whole(shape, MPI_COMM_SELF, samples, *gemm), part(shape, MPI_COMM_WORLD, samples, *gemm);
     set_weights(whole, shape, start(shape), 0, 1);
     set_weights(part, shape, start(shape), world_rank(), world_size());
     const double tolerance = precision == Precision::fp32   ? 1e-5
@@ -176,7 +178,7 @@ TEST_CASE("All model-parallel ranks see the same loss and the same gradient of t
   openblas_set_num_threads(1);
   const MlpShape shape = small(Precision::fp16);
   const Images images;
-  Mlp mlp(shape, MPI_COMM_WORLD, samples);
+  Mlp mlp(shape, MPI_COMM_WORLD, samples, *gemm);
   set_weights(mlp, shape, start(shape), world_rank(), world_size());
   double loss = mlp.loss_and_gradients(images.batch, 64);
   std::vector<float> bias = gradient(mlp, shape, Mlp::b2), root = bias;
@@ -194,7 +196,7 @@ TEST_CASE("A large scale overflows fp16 gradients and no others, and leaves the 
   const Images images;
   for (Precision precision : {Precision::fp16, Precision::bf16, Precision::fp32}) {
     const MlpShape shape = small(precision);
-    Mlp mlp(shape, MPI_COMM_WORLD, samples);
+    Mlp mlp(shape, MPI_COMM_WORLD, samples, *gemm);
     set_weights(mlp, shape, start(shape), world_rank(), world_size());
     const double loss = mlp.loss_and_gradients(images.batch, 1);
     CHECK(mlp.loss_and_gradients(images.batch, 0x1p20) == loss);
@@ -212,7 +214,7 @@ TEST_CASE("A NaN weight on one rank reaches the loss of all and is not repaired 
   const Images images;
   for (int bad = 0; bad < world_size(); ++bad) {
     for (std::size_t p : {Mlp::w1, Mlp::b1, Mlp::w2}) {
-      Mlp mlp(shape, MPI_COMM_WORLD, samples);
+      Mlp mlp(shape, MPI_COMM_WORLD, samples, *gemm);
       Values values = start(shape);
       if (world_rank() == bad)
         values[p][piece(shape, p, bad, world_size()).front()] =

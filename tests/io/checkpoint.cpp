@@ -323,6 +323,7 @@ TEST_CASE("a write limit on any one rank is one error on all and the old checkpo
   Job job(MPI_COMM_WORLD, degree());
   job.fill();
   const fs::path old = job.save(directory.path());
+  job.restore(old);  // leaves its mark
   const auto before = files_in(directory.path());
   std::uint64_t size = world_rank() == 0 ? fs::file_size(old) : 0;
   MPI_Bcast(&size, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
@@ -352,6 +353,61 @@ TEST_CASE("a write limit on any one rank is one error on all and the old checkpo
     }
   job.coordinator.resume(next);
   CHECK(job.restore(job.save(directory.path())).control.step == 43);  // it can go on
+  job.close();
+}
+
+TEST_CASE("an exception in any phase of a save is one error on all ranks and harms nothing")
+{
+  const SharedDirectory directory;
+  Job job(MPI_COMM_WORLD, degree());
+  job.fill();
+  const fs::path old = job.save(directory.path());
+  const auto before = files_in(directory.path());
+  const std::string bytes = bytes_of_file(old);
+  ControlState next = job.coordinator.control();
+  next.step = 43;
+  job.coordinator.resume(next);
+
+  const auto save_that_throws = [&](Phase where, int culprit) {
+    CheckpointOptions options;
+    options.reached = [&](Phase phase) {
+      if (phase == where && world_rank() == culprit) throw std::runtime_error("planned");
+    };
+    const std::string message = message_of<IoError>(
+        [&] { save_checkpoint(job.coordinator.boundary(), directory.path(), options); });
+    INFO(message);
+    CHECK(same_on_all_ranks(message));
+    CHECK(contains(message, "rank " + std::to_string(culprit) + ": "));
+    CHECK(contains(message, "planned"));
+    return message;
+  };
+  for (const Phase phase : {Phase::save_prepare, Phase::save_payload, Phase::save_sync})
+    for (int culprit = 0; culprit < world_size(); ++culprit) {
+      INFO(name_of(phase) << " on rank " << culprit);
+      save_that_throws(phase, culprit);
+      CHECK(files_in(directory.path()) == before);
+    }
+  for (const Phase phase : {Phase::save_complete, Phase::save_publish}) {
+    INFO(name_of(phase));
+    save_that_throws(phase, 0);
+    CHECK(files_in(directory.path()) == before);
+  }
+  CHECK(bytes_of_file(old) == bytes);
+  MPI_Barrier(MPI_COMM_WORLD);
+
+  // From here on the new file has its name: the error says so, and both are there.
+  CHECK(contains(save_that_throws(Phase::save_pointer, 0), "is complete, but its pointer is not"));
+  CHECK(files_in(directory.path()).size() == before.size() + 1);
+  CHECK(bytes_of_file(directory.path() / "latest") == "step-000000000042.h5\n");
+  CHECK(latest_checkpoint(directory.path(), job.topology) ==
+        directory.path() / "step-000000000043.h5");
+  CHECK(contains(save_that_throws(Phase::save_retain, 0), "is complete, but older ones"));
+  CHECK(bytes_of_file(directory.path() / "latest") == "step-000000000043.h5\n");
+  CHECK(job.restore(old).control.step == 42);
+
+  next.step = 44;
+  job.coordinator.resume(next);
+  CHECK(job.restore(job.save(directory.path())).control.step == 44);  // it can go on
   job.close();
 }
 
@@ -467,8 +523,8 @@ TEST_CASE("other programs see every parameter with its shape and values")
           {"master", "exp_avg", "exp_avg_sq", "ema"});
     put("head", {7}, {"master", "exp_avg"});
     expected.close();
-    const std::string command =
-        python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " + directory.path().string();
+    const std::string command = python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " +
+                                directory.path().string() + " " + TUTTI_IO_README;
     CHECK(std::system(command.c_str()) == 0);
   });
   job.close();

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "catch.hpp"
+#include "far_device.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/half.hpp"
 #include "tutti/sharded_adam.hpp"
@@ -45,6 +46,13 @@ int world_size()
   int size = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   return size;
+}
+
+int world_rank()
+{
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
 }
 
 std::vector<int> degrees()
@@ -91,7 +99,7 @@ struct RunOptions {
   bool scaler = false;
   SamplePolicy samples = SamplePolicy::replay;
   std::vector<std::string> faults;
-  bool portable = false, ema = false, reduce_scatter = false, fp32_wire = false;
+  bool portable = false, far = false, ema = false, reduce_scatter = false, fp32_wire = false;
   std::size_t optimizers = 1;
 };
 
@@ -100,7 +108,9 @@ struct Run {
   explicit Run(const RunOptions& o)
       : options(o),
         topology(MPI_COMM_WORLD, {o.model_parallel, o.shared_memory, o.domain_size}),
-        device(o.portable ? make_portable_host_device() : make_host_device())
+        device(o.far        ? std::make_unique<FarDevice>()
+               : o.portable ? make_portable_host_device()
+                            : make_host_device())
   {
     std::vector<Participant*> participants;
     for (std::size_t i = 0; i < o.optimizers; ++i) {
@@ -167,10 +177,13 @@ struct Run {
       const std::uint64_t who = partial ? static_cast<std::uint64_t>(topology.rank()) + 100
                                         : static_cast<std::uint64_t>(topology.data_rank());
       const std::uint64_t seed = mix64(mix64(window.interval().begin, who), mix64(micro, p));
+      const Precision precision = adam.parameter_set()[p].precision;
+      std::vector<std::byte> values(piece.elements * bytes_of(precision));
       for (std::size_t e = 0; e < piece.elements; ++e)
         store_element(
-            adam.gradient(p), adam.parameter_set()[p].precision, e,
+            values.data(), precision, e,
             number(seed, piece.global_index(e)) * static_cast<float>(window.loss_scale()));
+      device->copy(adam.gradient(p), values.data(), values.size());
     }
   }
 
@@ -247,6 +260,13 @@ TEST_CASE("same bits for any shard plan, path, device and update mode")
     vary("two a domain").domain_size = 2;
     vary("in place").update = UpdateMode::in_place;
     vary("portable kernels").portable = true;
+    vary("far memory").far = true;
+    // Every other rank is far from its memory, as in a job of CUDA and host ranks.
+    vary("mixed devices").far = world_rank() % 2 == 1;
+    RunOptions& far_messages = vary("far memory, messages, in place");
+    far_messages.far = true;
+    far_messages.shared_memory = false;
+    far_messages.update = UpdateMode::in_place;
     std::vector<double> uneven(static_cast<std::size_t>(world_size()), 1.0);
     for (std::size_t r = 0; r < uneven.size(); ++r) uneven[r] = static_cast<double>(r % 3) + 0.5;
     vary("uneven").weights = uneven;
@@ -826,4 +846,35 @@ TEST_CASE("a foreign optimizer beside ShardedAdam shares one outcome with it")
   coordinator.close();
   adam.close_buffers();
   topology.close();
+}
+
+TEST_CASE("a rank that is far from its memory locates what went wrong as any other")
+{
+  const int last = world_size() - 1;
+  for (const std::uint32_t micro_batches : {1u, 2u})
+    for (const std::string& fault :
+         {on_rank("nonfinite", last, "attempt=2,param=split1,element=4500,value=inf,micro=0"),
+          on_rank("nonfinite", 0, "attempt=2,param=norm,element=17,value=nan,micro=0"),
+          on_rank("update", last, "attempt=2")}) {
+      std::vector<std::string> messages;
+      std::vector<std::uint64_t> digests;
+      for (const bool far : {false, true}) {
+        RunOptions options;
+        options.micro_batches = micro_batches;
+        options.faults = {fault};
+        options.far = far;
+        Run run(options);
+        for (int attempt = 0; attempt < 3; ++attempt) {
+          const Outcome outcome = run.attempt();
+          check_same_everywhere(outcome);
+          if (attempt == 1) {
+            CHECK(outcome.verdict.kind == VerdictKind::skip);
+            messages.push_back(outcome.message);
+          }
+        }
+        digests.push_back(run.digest());
+      }
+      CHECK(messages[0] == messages[1]);
+      CHECK(digests[0] == digests[1]);
+    }
 }

@@ -34,6 +34,12 @@ class Device {
   /// Between any two of host memory and this device's memory.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
 
+  /// Makes host memory readable and writable by this device's kernels at its host address, until
+  /// `unpin`; on the host nothing is to be done. `memory` is page-aligned and nobody else's pages
+  /// are in it. Throws DeviceError.
+  virtual void pin(void* /*memory*/, std::size_t /*bytes*/) {}
+  virtual void unpin(void* /*memory*/) noexcept {}
+
   /// sum[i] = (first ? 0 : sum[i]) + gradient[i] in fp32 for `elements` elements, and the scan of
   /// `gradient` itself (not of the sum). `first` overwrites without reading. No sum of squares.
   virtual BlockScan accumulate(float* sum, const void* gradient, Precision precision,

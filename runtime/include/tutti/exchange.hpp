@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,10 @@ class Exchange {
   /// own contribution to them. `ordered`: identical replicas owned by another slot;
   /// `reduce_scatter`: all.
   const std::vector<std::uint32_t>& unread_blocks() const;
+
+  /// Pages of the host that kernels on this rank's device read and write; they are pinned for a
+  /// device that does not see host memory by itself. Valid until close().
+  std::vector<std::span<std::byte>> kernel_pages() const;
 
   /// Collective over the memory domain: everybody's contribution is complete and visible after it.
   void enter();
