@@ -13,6 +13,7 @@
 #include <new>
 
 #include "tutti/digest.hpp"
+#include "tutti/fp_environment.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/step_machine.hpp"
 
@@ -70,6 +71,7 @@ double Window::gradient_scale() const { return loss_scale_ / static_cast<double>
 
 void Window::add_micro_batch(double loss_sum, std::uint64_t samples)
 {
+  const detail::FloatingPointGuard ieee;
   if (next_micro_ >= micro_batches_)
     throw InvalidArgument(
         fmt::format("micro-batch {} does not fit into the window (it has {}); call step() first",
@@ -522,6 +524,8 @@ class Coordinator::Attempt {
 
 Outcome Coordinator::step(Window& window)
 {
+  // Losses, norms and factors must not depend on the caller's rounding mode or flush to zero.
+  const detail::FloatingPointGuard ieee;
   require_usable("step");
   if (!window_open_ || window.coordinator_ != this)
     throw InvalidArgument("step needs the open window (there is none); call open_window() first");
