@@ -74,13 +74,13 @@ class CublasGemm final : public Gemm {
       check(cudaMemcpy(device_b, b, k * n * bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
       // Row-major c = op(a) op(b) is column-major c' = op(b)' op(a)' of the same memory.
       const float one = 1, zero = 0;
-      check(cublasSgemm(handle_, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-                        transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, static_cast<int>(n),
-                        static_cast<int>(m), static_cast<int>(k), &one, device_b,
-                        static_cast<int>(transpose_b ? k : n), device_a,
-                        static_cast<int>(transpose_a ? m : k), &zero, device_c,
-                        static_cast<int>(n)),
-            "cublasSgemm");
+      check(
+          cublasSgemm(handle_, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, static_cast<int>(n),
+                      static_cast<int>(m), static_cast<int>(k), &one, device_b,
+                      static_cast<int>(transpose_b ? k : n), device_a,
+                      static_cast<int>(transpose_a ? m : k), &zero, device_c, static_cast<int>(n)),
+          "cublasSgemm");
       check(cudaMemcpy(c, device_c, m * n * bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
     } catch (const std::exception& error) {
       std::fill_n(c, m * n, std::numeric_limits<float>::quiet_NaN());

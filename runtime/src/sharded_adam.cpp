@@ -19,6 +19,7 @@
 #include "agree.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/half.hpp"
+#include "tutti/incident.hpp"
 #include "tutti/mpi_check.hpp"
 
 namespace tutti {
@@ -189,7 +190,9 @@ struct ShardedAdam::State {
 
   // The window, per parameter.
   std::vector<std::uint8_t> absent, has, dirty;
-  Offender own_offender;  ///< the first nonfinite value of this rank's own micro-batches
+  std::vector<double> bound;         ///< of any partial sum of the micro-batches' gradients
+  Offender own_offender;             ///< the first nonfinite value of this rank's own micro-batches
+  double grad_factor = 1, clip = 1;  ///< of the staged update
   bool staged_update = false;
 
   std::size_t blocks() const { return shard.size(); }
@@ -219,9 +222,14 @@ struct ShardedAdam::State {
   void allocate();
   void unpin() noexcept;
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
+  void watch_sum(std::size_t p, std::uint32_t micro, std::uint32_t largest);
   void locate(std::size_t shard_block, std::uint32_t nonfinite, Ballot& ballot) const;
+  int overflowing_rank(const SumBlock& work, std::uint32_t index) const;
   Offender offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank,
                        const void* values, Precision precision) const;
+  const float* bad_state(std::size_t i) const;
+  float summed_gradient(std::size_t element) const;
+  Stage stage_of(const AdamScan& scan, std::size_t at) const;
   std::size_t held_parameter(const std::string& name) const;
 };
 
@@ -268,6 +276,7 @@ void ShardedAdam::State::allocate()
     targets[i] = upload(table);
   }
   absent.assign(parameters.size(), 0);
+  bound.assign(parameters.size(), 0);
   has.assign(parameters.size(), 0);
   dirty.assign(parameters.size(), 0);
 }
@@ -432,6 +441,25 @@ void ShardedAdam::open()
   s.own_offender = {};
 }
 
+/// Finds the micro-batch with which a sum of finite gradients left fp32. The magnitudes added up
+/// bound every partial sum, with room for their roundings, so nearly always there is nothing to do.
+void ShardedAdam::State::watch_sum(std::size_t p, std::uint32_t micro, std::uint32_t largest)
+{
+  constexpr double nearly_overflows = 3.4e38;
+  const double added = static_cast<double>(std::bit_cast<float>(largest));
+  bound[p] = has[p] ? bound[p] + added : added;
+  if (bound[p] < nearly_overflows) return;
+  const Piece& piece = layout.piece(p);
+  const BlockScan scan = device.scan(local_total(p), Precision::fp32, piece.elements);
+  if (scan.nonfinite == 0) return;
+  Offender offender =
+      offender_at(Stage::accumulation, static_cast<std::uint32_t>(piece.first_block),
+                  scan.first_nonfinite, topology.rank(), local_total(p), Precision::fp32);
+  offender.micro = micro;
+  offender.count = scan.nonfinite;
+  own_offender = std::min(own_offender, offender);
+}
+
 void ShardedAdam::accumulate(std::uint32_t micro)
 {
   State& s = *state_;
@@ -449,6 +477,7 @@ void ShardedAdam::accumulate(std::uint32_t micro)
         offender.count = scan.nonfinite;
         s.own_offender = std::min(s.own_offender, offender);
       }
+      s.watch_sum(p, micro, scan.largest_finite);
     }
     s.has[p] = s.dirty[p] = 1;
   }
@@ -500,12 +529,13 @@ Offender ShardedAdam::State::offender_at(Stage stage, std::uint32_t block, std::
 void ShardedAdam::State::locate(std::size_t i, std::uint32_t nonfinite, Ballot& ballot) const
 {
   const SumBlock& work = exchange.sum_blocks()[i];
-  const auto take = [&](Offender offender) {
-    offender.count = nonfinite;
+  const auto take = [&](Offender offender, std::uint32_t count) {
+    offender.count = count;
     ballot.offender = std::min(ballot.offender, offender);
   };
   bool found = false;
   for (std::uint32_t k = work.first_source; k < work.first_source + work.sources; ++k) {
+    if (exchange.source_rank()[k] < 0) continue;  // a sum: its parts are scanned where they are
     const void* source = exchange.sources()[k];
     const BlockScan scan = device.scan(source, work.precision, block_elements);
     if (scan.nonfinite == 0) continue;
@@ -516,11 +546,29 @@ void ShardedAdam::State::locate(std::size_t i, std::uint32_t nonfinite, Ballot& 
         offender_at(summed_locally ? Stage::accumulation : Stage::micro_batch, shard[i],
                     scan.first_nonfinite, exchange.source_rank()[k], source, work.precision);
     if (!summed_locally) offender.micro = 0;
-    take(offender);
+    take(offender, scan.nonfinite);
   }
   if (found) return;
-  take(offender_at(Stage::exchange, shard[i], sum_scans[i].first_nonfinite, topology.rank(),
-                   sum.floats() + i * block_elements, Precision::fp32));
+  const std::uint32_t index = sum_scans[i].first_nonfinite;
+  take(offender_at(Stage::exchange, shard[i], index, overflowing_rank(work, index),
+                   sum.floats() + i * block_elements, Precision::fp32),
+       nonfinite);
+}
+
+/// The rank with whose finite contribution the sum left fp32; this one where MPI summed.
+int ShardedAdam::State::overflowing_rank(const SumBlock& work, std::uint32_t index) const
+{
+  const std::size_t width = bytes_of(work.precision);
+  float sum_so_far = 0;
+  for (std::uint32_t k = work.first_source; k < work.first_source + work.sources; ++k) {
+    std::uint32_t stored[1] = {};
+    device.copy(stored, static_cast<const std::byte*>(exchange.sources()[k]) + index * width,
+                width);
+    sum_so_far += load_element(stored, work.precision, 0);
+    if (!std::isfinite(sum_so_far) && exchange.source_rank()[k] >= 0)
+      return exchange.source_rank()[k];
+  }
+  return topology.rank();
 }
 
 /// A contribution that no owner reads votes all the same.
@@ -594,6 +642,8 @@ void ShardedAdam::stage(const Update& update)
     k.weights = s.parameters[p].precision;
     k.keep = update.has_gradient[p] == 0;
   }
+  s.grad_factor = update.grad_factor;
+  s.clip = update.clip;
   s.staged_update = false;
   if (s.blocks() != 0) {
     s.device.copy(s.scalar_table.as<void>(), s.scalars.data(),
@@ -640,12 +690,15 @@ void ShardedAdam::confirm(Confirm& confirm)
     confirm.nonfinite += scan.nonfinite;
     const std::size_t at = i * block_elements;
     // Was it bad before? In place the old values are gone.
-    bool state_was_bad = false;
-    if (!in_place)
-      for (const DeviceArray* array : {&s.now.master, &s.now.exp_avg, &s.now.exp_avg_sq})
-        state_was_bad |=
-            s.device.scan(array->floats() + at, Precision::fp32, block_elements).nonfinite != 0;
-    if (state_was_bad) confirm.nonfinite_state += scan.nonfinite;
+    if (const float* old = in_place ? nullptr : s.bad_state(i); old != nullptr) {
+      const BlockScan bad = s.device.scan(old, Precision::fp32, block_elements);
+      confirm.nonfinite_state += scan.nonfinite;
+      Offender offender = s.offender_at(Stage::state, s.shard[i], bad.first_nonfinite,
+                                        s.topology.rank(), old, Precision::fp32);
+      offender.count = bad.nonfinite;
+      confirm.offender = std::min(confirm.offender, offender);
+      continue;
+    }
     const float* values = nullptr;
     switch (scan.array) {
       case AdamArray::unscaled_gradient:
@@ -665,14 +718,116 @@ void ShardedAdam::confirm(Confirm& confirm)
         values = out.ema.floats();
         break;
     }
-    const Stage stage = state_was_bad                                ? Stage::state
-                        : scan.array == AdamArray::unscaled_gradient ? Stage::unscale
-                                                                     : Stage::update;
-    Offender offender = s.offender_at(stage, s.shard[i], scan.first, s.topology.rank(), values + at,
-                                      Precision::fp32);
+    Offender offender = s.offender_at(s.stage_of(scan, at), s.shard[i], scan.first,
+                                      s.topology.rank(), values + at, Precision::fp32);
+    if (scan.array == AdamArray::weights) {  // finite in the master weights, and not in the model's
+      std::uint32_t stored[1] = {};
+      const Precision precision = s.layout.precision_of(s.shard[i]);
+      store_element(stored, precision, 0, std::bit_cast<float>(offender.value_bits));
+      offender.value_bits = std::bit_cast<std::uint32_t>(load_element(stored, precision, 0));
+    } else if (scan.array == AdamArray::unscaled_gradient) {  // what is held is the scaled one
+      offender.value_bits = std::bit_cast<std::uint32_t>(static_cast<float>(s.grad_factor) *
+                                                         std::bit_cast<float>(offender.value_bits));
+    }
     offender.count = scan.nonfinite;
     confirm.offender = std::min(confirm.offender, offender);
   }
+}
+
+/// The state array whose block i of the shard is nonfinite; nothing if none is.
+const float* ShardedAdam::State::bad_state(std::size_t i) const
+{
+  for (const DeviceArray* array : {&now.master, &now.exp_avg, &now.exp_avg_sq, &now.ema}) {
+    if (array->bytes() == 0) continue;
+    const float* block = array->floats() + i * block_elements;
+    if (device.scan(block, Precision::fp32, block_elements).nonfinite != 0) return block;
+  }
+  return nullptr;
+}
+
+/// Where the first bad value of the staged block at element `at` of the shard came from.
+Stage ShardedAdam::State::stage_of(const AdamScan& scan, std::size_t at) const
+{
+  if (scan.array != AdamArray::unscaled_gradient) return Stage::update;
+  const auto with = [&](double factor) {
+    return std::isfinite(static_cast<float>(factor) * summed_gradient(at + scan.first));
+  };
+  if (with(grad_factor)) return Stage::update;  // it was the weight decay
+  return with(grad_factor / clip) ? Stage::clip : Stage::unscale;
+}
+
+float ShardedAdam::State::summed_gradient(std::size_t element) const
+{
+  float value = 0;
+  device.copy(&value, sum.floats() + element, sizeof value);
+  return value;
+}
+
+OffenderDetail ShardedAdam::detail(const Offender& offender)
+{
+  const State& s = *state_;
+  OffenderDetail detail;
+  if (offender.parameter >= s.parameters.size()) return detail;
+  const std::size_t p = offender.parameter;
+  const Piece& piece = s.layout.piece(p);
+  const std::size_t local = piece.local_index(offender.element);
+  if (local == piece.elements) return detail;
+  const Precision wire = s.wire_precision(p);
+  const std::byte* const contribution = s.exchange.contribution() + s.contribution_offset(p);
+  const auto stage = static_cast<Stage>(offender.stage);
+  switch (stage) {
+    case Stage::loss:
+      break;
+    case Stage::micro_batch:
+    case Stage::accumulation:
+      detail.array = stage == Stage::accumulation ? "sum of micro-batches" : "gradient";
+      detail.count = stage == Stage::micro_batch && s.summed_locally
+                         ? offender.count
+                         : s.device.scan(contribution, wire, piece.elements).nonfinite;
+      break;
+    case Stage::exchange: {
+      detail.array = "sum over ranks";
+      detail.count = offender.count;
+      detail.contributor_known = !s.options.reduce_scatter;
+      const auto own = static_cast<double>(load_element(contribution, wire, local));
+      if (detail.contributor_known && std::isfinite(own)) detail.gradient_magnitude = std::abs(own);
+      break;
+    }
+    case Stage::unscale:
+    case Stage::clip:
+    case Stage::update:
+    case Stage::state: {
+      const auto block = static_cast<std::uint32_t>(piece.first_block + local / block_elements);
+      const auto found = std::lower_bound(s.shard.begin(), s.shard.end(), block);
+      if (found == s.shard.end() || *found != block) break;
+      const auto i = static_cast<std::size_t>(found - s.shard.begin());
+      const auto gradient =
+          static_cast<double>(s.summed_gradient(i * block_elements + local % block_elements));
+      if (std::isfinite(gradient)) detail.gradient_magnitude = std::abs(gradient);
+      for (std::size_t b = 0; b < s.blocks(); ++b)
+        if (s.layout.parameter_of(s.shard[b]) == p) detail.count += s.adam_scans[b].nonfinite;
+      if (stage != Stage::state) {
+        static constexpr const char* arrays[] = {
+            "unscaled gradient", "exp_avg", "exp_avg_sq", "master", "weights", "ema"};
+        detail.array = arrays[static_cast<std::size_t>(s.adam_scans[i].array)];
+        break;
+      }
+      detail.count = offender.count;
+      const float* const bad = s.bad_state(i);
+      detail.array = bad == s.now.master.floats() + i * block_elements       ? "master"
+                     : bad == s.now.exp_avg.floats() + i * block_elements    ? "exp_avg"
+                     : bad == s.now.exp_avg_sq.floats() + i * block_elements ? "exp_avg_sq"
+                                                                             : "ema";
+      break;
+    }
+  }
+  return detail;
+}
+
+PrecisionNames ShardedAdam::precisions(std::size_t p) const
+{
+  const std::string model(name_of(state_->parameters[p].precision));
+  return {model, model, std::string(name_of(state_->wire_precision(p))), "fp32", "fp32"};
 }
 
 void ShardedAdam::publish() noexcept

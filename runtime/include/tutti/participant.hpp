@@ -20,6 +20,8 @@
 namespace tutti {
 
 class Device;
+struct OffenderDetail;
+struct PrecisionNames;
 
 /// One fp32 array of optimizer state over the owned blocks of a shard (padding is zero).
 struct StateArray {
@@ -39,6 +41,7 @@ struct StateView {
 /// What a committed attempt applies.
 struct Update {
   double grad_factor = 1;           ///< unscale x clip x B / N
+  double clip = 1;                  ///< of grad_factor, what clips
   double learning_rate_factor = 1;  ///< of the schedule
   UpdateMode mode = UpdateMode::staged;
   std::span<const ParameterClock> clocks;  ///< before this update, this participant's parameters
@@ -87,6 +90,12 @@ class Participant {
   virtual StateView state() = 0;
   /// Collective: the arrays were overwritten (restore); derive everything else from them.
   virtual void restored() = 0;
+
+  /// Local, after a bad verdict and before the next window, on the rank that `offender` names: what
+  /// only this rank can say of it. May throw.
+  virtual OffenderDetail detail(const Offender& offender);
+  /// Of one parameter, for incidents.
+  virtual PrecisionNames precisions(std::size_t parameter) const;
 
   /// For the fault plan: overwrite one element of the current micro-batch's gradient, or flip a bit
   /// of a published weight; `parameter` is a name or "*", `element` wraps around. Return false when

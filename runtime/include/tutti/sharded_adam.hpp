@@ -84,6 +84,8 @@ class ShardedAdam : public Participant {
   void discard() noexcept override;
   StateView state() override;
   void restored() override;
+  OffenderDetail detail(const Offender& offender) override;
+  PrecisionNames precisions(std::size_t parameter) const override;
   bool inject_gradient(const std::string& parameter, std::uint64_t element, float value) override;
   bool inject_overflow() override;
   bool inject_bitflip(const std::string& parameter, std::uint64_t element, unsigned bit) override;
