@@ -7,7 +7,6 @@
 #include "catch.hpp"
 
 #include <mpi.h>
-#include <Kokkos_Core.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -16,6 +15,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "tutti/kokkos_runtime.hpp"
 
 namespace {
 
@@ -179,7 +180,7 @@ int main(int argc, char** argv)
 
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
-  Kokkos::initialize();
+  const bool kokkos = tutti::start_kokkos(argc, argv);
   int code = 0;
   {
     Ranks here;
@@ -194,7 +195,7 @@ int main(int argc, char** argv)
     ranks = nullptr;
     MPI_Comm_free(&here.comm);
   }
-  Kokkos::finalize();
+  if (kokkos) tutti::end_kokkos();
   MPI_Finalize();
   return code;
 }

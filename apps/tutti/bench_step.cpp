@@ -4,6 +4,7 @@
 #include "bench_step.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -3,13 +3,14 @@
 #include "info.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <hdf5.h>
 #include <mpi.h>
 #include <openblas_config.h>
-#include <Kokkos_Core.hpp>
 
 #include "revision.hpp"  // written at build time
 #include "tutti/device.hpp"
+#include "tutti/kokkos_runtime.hpp"
 
 extern "C" char* openblas_get_config(void);
 
@@ -32,15 +33,7 @@ std::string info()
       library.resize(end);
     line("MPI", fmt::format("{} (standard {}.{})", library, MPI_VERSION, MPI_SUBVERSION));
   }
-  line("Kokkos",
-       fmt::format("{}.{}.{}, devices: {}{}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100,
-                   KOKKOS_VERSION % 100, Kokkos::DefaultHostExecutionSpace::name(),
-#ifdef KOKKOS_ENABLE_CUDA
-                   ", Cuda"
-#else
-                   ""
-#endif
-                   ));
+  line("Kokkos", kokkos_description());
   unsigned major = 0, minor = 0, release = 0;
   if (H5get_libversion(&major, &minor, &release) >= 0)
     line("HDF5", fmt::format("{}.{}.{} parallel", major, minor, release));

@@ -6,6 +6,7 @@
 
 #include <cblas.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,7 +23,8 @@
 #include "reporter.hpp"
 #include "run_log.hpp"
 #include "sample_order.hpp"
-#include "tutti/checkpoint.hpp"
+#include "saver.hpp"
+#include "tutti/checkpoint_restore.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
 
@@ -67,40 +69,34 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
   });
 }
 
-/// Takes the configuration of the checkpoint that is to be resumed, if one is.
-FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainConfig& config,
-                                              MPI_Comm world)
-{
-  if (config.resume.empty()) return {};
-  FoundCheckpoint found = find_checkpoint(config.resume, config.checkpoint_dir, world);
-  collectively(world, [&] { table.resume_from(found.configuration, found.path); });
-  return found;
-}
-
 /// The parts of one run. `close()` ends it on all ranks; without it, what is shared is left to the
 /// end of the job.
 class Trainer {
  public:
-  Trainer(OptionTable& table, TrainConfig& config);
+  /// `checkpoint`: to restore; without a path: none.
+  Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint);
+  /// Fills the optimizer; false (on all ranks) if the checkpoint turned out to be damaged and
+  /// another one may be tried.
+  bool start();
   ExitCode run();
+  void close();
 
  private:
   void build();
-  void start();
+  void initialize();
+  void restore();
   void load_weights();
   void present(Window& window);
   void compute_micro_batch(Window& window, std::uint32_t micro);
   bool attempt();
   void after_commit();
-  void save_checkpoint();
   double evaluate();
   void summarize();
-  void close();
 
   OptionTable& table_;
   TrainConfig& config_;
   MPI_Comm world_ = MPI_COMM_WORLD;
-  FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
+  FoundCheckpoint checkpoint_;
 
   FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
@@ -113,6 +109,7 @@ class Trainer {
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Reporter> reporter_;
+  std::unique_ptr<Saver> saver_;
 
   Mlp::Batch batch_;
   std::vector<std::byte> staging_;  ///< weights on their way from a device
@@ -120,23 +117,21 @@ class Trainer {
   std::optional<Outcome> halted_;
   double final_loss_ = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> accuracy_;
-  std::uint64_t accuracy_step_ = 0, saved_step_ = ~std::uint64_t{0};
+  std::uint64_t accuracy_step_ = 0;
   std::uint64_t presented_samples_ = 0;
   double attempt_seconds_ = 0;
   steady_clock::time_point start_ = steady_clock::now();
 };
 
-Trainer::Trainer(OptionTable& table, TrainConfig& config) : table_(table), config_(config)
+Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint)
+    : table_(table), config_(config), checkpoint_(std::move(checkpoint))
 {
-  agree_on_options(table_, world_);
-  checkpoint_ = take_checkpoint_configuration(table_, config_, world_);
   int ranks = 1;
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
   collectively(world_, [&] { check(config_, table_, ranks); });
   openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
   faults_ = make_fault_plan(config_);
   build();
-  start();
 }
 
 void Trainer::build()
@@ -149,7 +144,7 @@ void Trainer::build()
   reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json",
                                          config_.progress_every, config_.steps);
   collectively(world_, [&] {
-    log_ = std::make_unique<RunLog>(config_.log, rank, !checkpoint_.path.empty());
+    log_ = std::make_unique<RunLog>(config_.log, rank, !config_.resume.empty());
     if (!config_.checkpoint_dir.empty() && rank == 0) {
       std::error_code error;
       std::filesystem::create_directories(config_.checkpoint_dir, error);
@@ -192,6 +187,8 @@ void Trainer::build()
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
   });
+  saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
+                                   faults_, *reporter_);
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
@@ -201,26 +198,63 @@ void Trainer::build()
   });
 }
 
-void Trainer::start()
+void Trainer::initialize()
 {
-  if (checkpoint_.path.empty()) {
-    const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
-                         *precision_named(config_.precision)};
-    collectively(world_, [&] {
-      adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
-    });
+  const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
+                       *precision_named(config_.precision)};
+  collectively(world_, [&] {
+    adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
+  });
+}
+
+void Trainer::restore()
+{
+  const bool resumes = !config_.resume.empty();
+  RestoreOptions options;
+  options.verify = config_.verify == "off"       ? Verify::off
+                   : config_.verify == "sampled" ? Verify::sampled
+                                                 : Verify::full;
+  if (resumes) {
+    options.epoch_samples = data_.train.count;
   } else {
-    collectively(world_, [&] {
-      Participant* const participants[] = {adam_.get()};
-      RestoreOptions options;
-      options.epoch_samples = data_.train.count;
-      coordinator_->resume(
-          restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
-    });
-    for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
-    saved_step_ = coordinator_->control().step;
+    options.weights_only = options.change_precision = true;
+    options.only = init_patterns(config_);
+  }
+  Participant* const participants[] = {adam_.get()};
+  const RestoredControl restored =
+      restore_checkpoint(checkpoint_.path, *topology_, participants, options);
+  if (resumes) {
+    coordinator_->resume(restored.control);
+    saver_->resumed();
+    reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, restored.step));
+  } else {
     reporter_->note(
-        fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
+        fmt::format("began with the weights of {} at step {}", checkpoint_.path, restored.step));
+  }
+}
+
+bool Trainer::start()
+{
+  for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
+  if (config_.resume.empty()) initialize();
+  if (!checkpoint_.path.empty()) {
+    std::string damage;  // the same on all ranks
+    const bool may_try_another = config_.resume == "latest" || config_.init_from == "latest";
+    collectively(world_, [&] {
+      try {
+        restore();
+      } catch (const DamagedCheckpoint& bad) {
+        if (!may_try_another) throw;
+        damage = bad.what();
+      } catch (const IoError& bad) {
+        if (!may_try_another) throw;
+        damage = bad.what();
+      }
+    });
+    if (!damage.empty()) {
+      reporter_->warn(damage);
+      return false;
+    }
   }
   double largest = static_cast<double>(adam_->allocated_bytes());
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
@@ -236,6 +270,7 @@ void Trainer::start()
         reporter_->warn(
             fmt::format("{} has no effect ({} runs without a loss scaler); leave it out", name,
                         config_.precision));
+  return true;
 }
 
 // --- an attempt --------------------------------------------------------------------------------
@@ -329,6 +364,7 @@ bool Trainer::attempt()
   const ControlState& control = coordinator_->control();
   reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
   if (outcome.committed()) after_commit();
+  saver_->after_attempt(outcome);
   return true;
 }
 
@@ -341,26 +377,6 @@ void Trainer::after_commit()
     reporter_->note(fmt::format("step {}: test accuracy {:.4f} (all {} test images, all ranks)",
                                 step, *accuracy_, data_.test.count));
   }
-  if (config_.checkpoint_every > 0 && step % config_.checkpoint_every == 0) save_checkpoint();
-}
-
-void Trainer::save_checkpoint()
-{
-  const std::uint64_t step = coordinator_->control().step;
-  if (saved_step_ == step) return;
-  std::string path;
-  collectively(world_, [&] {
-    CheckpointOptions options;
-    options.configuration = configuration_text(table_);
-    options.reached = [&](Phase phase) {
-      const ControlState& control = coordinator_->control();
-      faults_.reach(phase, topology_->rank(), control.step, control.attempt);
-    };
-    path =
-        tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, options).string();
-  });
-  saved_step_ = step;
-  reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
 }
 
 /// The share of test images that are classified right, cut among the data-parallel ranks; an
@@ -397,12 +413,12 @@ ExitCode Trainer::run()
   while (going && coordinator_->control().step < config_.steps) going = attempt();
   if (!halted_) {
     if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
-    if (!config_.checkpoint_dir.empty()) save_checkpoint();
     if (!log_failure_.empty()) reporter_->warn(log_failure_);
   }
+  const bool saved = saver_->finish(halted_.has_value());
   summarize();
   close();
-  return halted_ ? ExitCode::halted : ExitCode::ok;
+  return halted_ ? ExitCode::halted : saved ? ExitCode::ok : ExitCode::error;
 }
 
 void Trainer::summarize()
@@ -474,8 +490,27 @@ void Trainer::close()
 
 ExitCode train(OptionTable& table, TrainConfig& config)
 {
-  Trainer trainer(table, config);
-  return trainer.run();
+  const MPI_Comm world = MPI_COMM_WORLD;
+  agree_on_options(table, world);
+  const TrainConfig given = config;
+  const bool resumes = !config.resume.empty();
+  const std::string& which = resumes ? config.resume : config.init_from;
+  collectively(world, [&] { check_sources(config); });
+  std::string passed_over;
+  for (;;) {
+    FoundCheckpoint checkpoint;
+    if (!which.empty())
+      checkpoint = find_checkpoint(which, config.checkpoint_dir, world, passed_over);
+    if (resumes)
+      collectively(world, [&] { table.resume_from(checkpoint.configuration, checkpoint.path); });
+    passed_over = checkpoint.path;
+    Trainer trainer(table, config, std::move(checkpoint));
+    if (trainer.start()) return trainer.run();
+    // What is built has the configuration of a file that is damaged; an older one may have another.
+    trainer.close();
+    config = given;
+    table.forget_checkpoint();
+  }
 }
 
 }  // namespace tutti::apps

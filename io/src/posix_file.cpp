@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,8 +13,6 @@
 #include <system_error>
 #include <utility>
 #include <vector>
-
-#include "tutti/error.hpp"
 
 namespace tutti::detail {
 namespace {
@@ -46,7 +45,7 @@ const char* suggestion(int error)
 
 [[noreturn]] void fail(const char* verb, const std::filesystem::path& path, int error)
 {
-  throw IoError(system_error_text(verb, path, error));
+  throw FileError(system_error_text(verb, path, error), error);
 }
 
 template <class Call>
@@ -117,8 +116,9 @@ void PosixFile::read_at(std::uint64_t offset, void* data, std::size_t bytes) con
     });
     if (got < 0) fail("read", path_, errno);
     if (got == 0)
-      throw IoError(fmt::format("cannot read {} (it ends at byte {} of at least {}); it was cut",
-                                path_.string(), offset, offset + bytes));
+      throw FileError(fmt::format("cannot read {} (it ends at byte {} of at least {}); it was cut",
+                                  path_.string(), offset, offset + bytes),
+                      0);
     to += got;
     offset += static_cast<std::uint64_t>(got);
     bytes -= static_cast<std::size_t>(got);
@@ -171,6 +171,19 @@ void PosixFile::close()
   if (descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR) fail("close", path_, errno);
 }
 
+PosixFile::Lock PosixFile::try_lock() const
+{
+  if (retried([&] { return ::flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0) return Lock::taken;
+  return errno == EWOULDBLOCK ? Lock::busy : Lock::unknown;
+}
+
+bool PosixFile::has_name() const
+{
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) fail("look at", path_, errno);
+  return status.st_nlink > 0;
+}
+
 void make_directory(const std::filesystem::path& directory)
 {
   std::error_code error;
@@ -196,6 +209,11 @@ void sync_directory(const std::filesystem::path& directory)
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to)
 {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("rename a new checkpoint to", to, errno);
+}
+
+void remove_file(const std::filesystem::path& path)
+{
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail("remove", path, errno);
 }
 
 void remove_quietly(const std::filesystem::path& path) noexcept

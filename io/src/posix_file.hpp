@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Files by POSIX calls: what HDF5 does not do (exclusive creation, reservation, fsync, rename) and
-// reading blocks at known offsets. Every failure is an IoError with path and errno text; nothing
+// reading blocks at known offsets. Every failure is a FileError with path and errno text; nothing
 // here is collective.
 #pragma once
 
@@ -9,7 +9,15 @@
 #include <filesystem>
 #include <string>
 
+#include "tutti/error.hpp"
+
 namespace tutti::detail {
+
+/// What every function here throws: an IoError that remembers errno.
+struct FileError : IoError {
+  FileError(const std::string& message, int n) : IoError(message), number(n) {}
+  int number;
+};
 
 class PosixFile {
  public:
@@ -32,6 +40,13 @@ class PosixFile {
   void sync() const;
   void close();
 
+  enum class Lock { taken, busy, unknown };
+  /// Takes the lock of the file (flock) for as long as it is open. Unknown: the file system has no
+  /// locks.
+  Lock try_lock() const;
+  /// False once it was removed.
+  bool has_name() const;
+
  private:
   PosixFile(const std::filesystem::path& path, int flags, const char* verb);
   int descriptor_ = -1;
@@ -44,6 +59,8 @@ void make_directory(const std::filesystem::path& directory);
 void sync_directory(const std::filesystem::path& directory);
 /// Replaces `to`.
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Throws if it cannot be removed; a file that is not there is fine.
+void remove_file(const std::filesystem::path& path);
 /// Best effort, for cleaning up.
 void remove_quietly(const std::filesystem::path& path) noexcept;
 

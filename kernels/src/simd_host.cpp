@@ -59,7 +59,9 @@ class HostDevice final : public Device {
  public:
   explicit HostDevice(const detail::SimdKernels& kernels)
       : kernels_(kernels),
-        threads_(static_cast<std::size_t>(std::max(1, HostSpace().concurrency())))
+        threads_(Kokkos::is_initialized()
+                     ? static_cast<std::size_t>(std::max(1, HostSpace().concurrency()))
+                     : 1)
   {
   }
 

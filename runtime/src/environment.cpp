@@ -5,10 +5,10 @@
 
 #include <mpi.h>
 
-#include <Kokkos_Core.hpp>
 #include <exception>
 
 #include "tutti/error.hpp"
+#include "tutti/kokkos_runtime.hpp"
 #include "tutti/mpi_check.hpp"
 
 namespace tutti {
@@ -25,7 +25,7 @@ Environment::Environment(int& argc, char**& argv) : exceptions_(std::uncaught_ex
   int finalized = 0;
   check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
   check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
-  if (finalized != 0 || (ended_once && (initialized == 0 || !Kokkos::is_initialized()))) {
+  if (finalized != 0 || (ended_once && (initialized == 0 || !kokkos_is_running()))) {
     throw InvalidArgument(
         "the environment cannot be started (MPI or Kokkos has already ended in this process); keep "
         "one tutti::Environment for the life of the program");
@@ -37,16 +37,13 @@ Environment::Environment(int& argc, char**& argv) : exceptions_(std::uncaught_ex
   } else {
     check_mpi(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   }
-  if (!Kokkos::is_initialized()) {
-    Kokkos::initialize(argc, argv);
-    owns_kokkos_ = true;
-  }
+  if (!kokkos_is_running()) owns_kokkos_ = start_kokkos(argc, argv);
 }
 
 Environment::~Environment()
 {
   if (owns_kokkos_) {
-    Kokkos::finalize();
+    end_kokkos();
     ended_once = true;
   }
   // MPI_Finalize is collective. While an exception unwinds this rank, others may wait in a

@@ -29,23 +29,30 @@ std::uint64_t block_part(const std::string& name, const std::string& array, cons
 
 }  // namespace
 
-std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank)
+std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank,
+                                const std::string& array, std::size_t in_shard, const float* values)
 {
   const SlotLayout& layout = state.plan->layout(rank % state.plan->model_parallel());
-  const std::vector<std::uint32_t>& shard = state.plan->shard(rank);
+  const std::uint32_t block = state.plan->shard(rank)[in_shard];
+  const std::uint32_t parameter = layout.parameter_of(block);
+  const Piece& piece = layout.piece(parameter);
+  return block_part(participant + "/" + (*state.parameters)[parameter].name, array, piece,
+                    block - piece.first_block, values);
+}
+
+std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank)
+{
+  const std::size_t blocks = state.plan->shard(rank).size();
   std::vector<float> staging(state.device ? block_elements : 0);
   std::uint64_t sum = 0;
   for (const StateArray& array : state.arrays)
-    for (std::size_t i = 0; i < shard.size(); ++i) {
-      const std::uint32_t parameter = layout.parameter_of(shard[i]);
-      const Piece& piece = layout.piece(parameter);
+    for (std::size_t i = 0; i < blocks; ++i) {
       const float* values = array.data + i * block_elements;
       if (state.device) {
         state.device->copy(staging.data(), values, block_elements * sizeof(float));
         values = staging.data();
       }
-      sum += block_part(participant + "/" + (*state.parameters)[parameter].name, array.name, piece,
-                        shard[i] - piece.first_block, values);
+      sum += state_digest_part(participant, state, rank, array.name, i, values);
     }
   return sum;
 }

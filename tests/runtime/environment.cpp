@@ -2,10 +2,10 @@
 // A program without Catch2, whose main has already started MPI and Kokkos: this one must see them
 // start and end. Prints what is wrong and returns 1.
 #include "tutti/environment.hpp"
+#include "tutti/kokkos_runtime.hpp"
 
 #include <mpi.h>
 
-#include <Kokkos_Core.hpp>
 #include <cstdio>
 #include <string>
 
@@ -40,7 +40,7 @@ int main(int argc, char** argv)
   {
     tutti::Environment environment(argc, argv);
     check(mpi_runs(), "MPI runs");
-    check(Kokkos::is_initialized(), "Kokkos runs");
+    check(tutti::kokkos_is_running(), "Kokkos runs");
     check(environment.thread_level() >= (own_mpi ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED),
           "the thread level is known");
     {
@@ -48,9 +48,9 @@ int main(int argc, char** argv)
       check(inner.thread_level() == environment.thread_level(), "a second one sees the same level");
     }
     check(mpi_runs(), "MPI runs after a second environment has ended");
-    check(Kokkos::is_initialized(), "Kokkos runs after a second environment has ended");
+    check(tutti::kokkos_is_running(), "Kokkos runs after a second environment has ended");
   }
-  check(!Kokkos::is_initialized(), "Kokkos has ended");
+  check(!tutti::kokkos_is_running(), "Kokkos has ended");
   check(mpi_runs() == own_mpi, "MPI has ended exactly if the environment had started it");
   try {
     tutti::Environment again(argc, argv);

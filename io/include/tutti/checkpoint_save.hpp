@@ -32,7 +32,8 @@ struct CheckpointOptions {
   /// that was verified and those with a file `<name>.pin` beside them always stay.
   std::uint64_t keep = 0;
   /// Called on every rank as it enters each phase of a save (`Phase::save_prepare` and on; save_
-  /// complete to save_retain on the rank that does it). What it throws is that rank's failure.
+  /// complete to save_retain on the rank that does it; save_payload and save_sync of a background
+  /// save on its thread). What it throws is that rank's failure.
   std::function<void(Phase)> reached{};
 };
 
@@ -49,5 +50,57 @@ struct CheckpointOptions {
 std::filesystem::path save_checkpoint(const CommittedBoundary& boundary,
                                       const std::filesystem::path& directory,
                                       const CheckpointOptions& options = {});
+
+/// Saves one checkpoint after the other, at once or in the background: then training goes on while
+/// a thread on each rank judges, hashes and writes a copy of its shard.
+///
+///     if (due && !writer.in_flight()) {
+///       writer.start(coordinator.boundary());
+///       coordinator.track_save(writer.id(), [&] { return writer.report(); });
+///     }
+///     const Outcome outcome = coordinator.step(window);
+///     if (outcome.save == SaveState::done || outcome.save == SaveState::failed) writer.finish();
+///
+/// A background save is written by pwrite, whatever `CheckpointOptions::io` says; its file has the
+/// same bytes. It needs a second time the memory of the state, which is kept from save to save.
+class CheckpointWriter {
+ public:
+  /// Not collective. `topology` must outlive it.
+  CheckpointWriter(const Topology& topology, std::filesystem::path directory,
+                   CheckpointOptions options = {});
+  /// Ends its thread and removes the temporary file; nothing is published. Not collective.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Collective: `save_checkpoint`. Throws InvalidArgument, too, while another one is in flight.
+  std::filesystem::path save(const CommittedBoundary& boundary);
+
+  /// Collective: begins a background save and returns when the state has been copied and the
+  /// temporary file is there; throws like `save`, but for values that state cannot have: those are
+  /// found by the thread. Where MPI was started with MPI_THREAD_SINGLE (`has_threads()` is false)
+  /// all is written before it returns; the rest is the same.
+  void start(const CommittedBoundary& boundary);
+  static bool has_threads();
+
+  bool in_flight() const noexcept;
+  /// Of the save in flight, equal on all ranks: for Coordinator::track_save. 0: none.
+  std::uint64_t id() const noexcept;
+  /// How this rank's part of it stands. Cheap; not collective.
+  SaveReport report() const noexcept;
+
+  /// Collective: ends the save in flight, waiting for its threads; when an Outcome has said `done`
+  /// or `failed` there is nothing left to wait for. Publishes the checkpoint and returns its file,
+  /// or throws what `save` would have thrown, with the temporary file removed.
+  std::filesystem::path finish();
+  /// Collective: the same for the end of a run, but waits at most `timeout`: then the save is given
+  /// up on all ranks by an IoError (a thread that hangs in the file system is left to itself).
+  /// Nothing if no save is in flight. Call Coordinator::forget_save() if the run goes on.
+  std::optional<std::filesystem::path> drain(std::chrono::duration<double> timeout);
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
 
 }  // namespace tutti

@@ -120,5 +120,10 @@ class Participant {
 std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm communicator);
 /// Local: what world rank `rank` adds to it for one participant; the parts are added mod 2^64.
 std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank);
+/// Local: what one block of it adds, number `in_shard` of the rank's shard. Its values are given,
+/// so that they may come from a copy; of `state` only parameters and plan are looked at.
+std::uint64_t state_digest_part(const std::string& participant, const StateView& state, int rank,
+                                const std::string& array, std::size_t in_shard,
+                                const float* values);
 
 }  // namespace tutti
