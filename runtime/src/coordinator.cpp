@@ -205,6 +205,28 @@ void Coordinator::reach(Phase phase) const
   options_.faults.reach(phase, topology_.rank(), control_.step, control_.attempt + 1);
 }
 
+void Coordinator::enter(Phase phase, std::uint32_t micro) const noexcept
+{
+  if (options_.watchdog != nullptr)
+    options_.watchdog->enter(phase, control_.step, control_.attempt + 1, micro);
+}
+
+void Coordinator::wait() const noexcept
+{
+  if (options_.watchdog != nullptr) options_.watchdog->wait();
+}
+
+void Coordinator::progress()
+{
+  if (options_.watchdog != nullptr) options_.watchdog->progress();
+}
+
+bool Coordinator::digests_due(std::uint64_t step) const
+{
+  const std::uint64_t every = options_.policy.digest_every;
+  return every != 0 && step % every == 0;
+}
+
 void Coordinator::track_save(std::uint64_t id, std::function<SaveReport()> report)
 {
   require_usable("a background save");
@@ -240,6 +262,7 @@ Window Coordinator::open_window()
   window.micro_batches_ = options_.micro_batches;
   window.loss_scale_ = control_.loss_scale;
   window_open_ = true;
+  enter(Phase::window, 0);
   guarded(Phase::window, window.failure_, window.failure_text_, [&] {
     window.micro_losses_.reserve(window.micro_batches_);
     for (Participant* participant : participants_) participant->open();
@@ -253,6 +276,7 @@ Window Coordinator::open_window()
 
 void Coordinator::take_micro_batch(Window& window)
 {
+  enter(Phase::window, window.next_micro_);
   guarded(Phase::window, window.failure_, window.failure_text_, [&] {
     for (const Fault* fault : firing(FaultKind::nonfinite))
       for (std::size_t i = 0; i < participants_.size(); ++i)
@@ -262,6 +286,8 @@ void Coordinator::take_micro_batch(Window& window)
       if (fault->micro == window.next_micro_) window.micro_losses_.back().sum = fault->value;
     for (Participant* participant : participants_) participant->accumulate(window.next_micro_);
   });
+  const std::uint32_t next = window.next_micro_ + 1;
+  enter(Phase::window, next < window.micro_batches_ ? next : ~0u);
 }
 
 // --- the step ----------------------------------------------------------------------------------
@@ -291,6 +317,7 @@ class Coordinator::Attempt {
     locally(Phase::window, [&] {
       for (Participant* participant : c_.participants_) participant->close();
     });
+    c_.wait();
     for (Participant* participant : c_.participants_) participant->exchange();
     locally(Phase::exchange, [&] { inspect(); });
     machine_.finished();
@@ -301,6 +328,7 @@ class Coordinator::Attempt {
     locally(Phase::ballot, [] {});
     fill_agreement_and_loss();
     ballot_.failure = failure_;
+    c_.wait();
     c_.transport_->combine(ballot_, c_.has_gradient_);
     machine_.voted(ballot_);
     decided_failure_ = ballot_.failure;
@@ -322,6 +350,7 @@ class Coordinator::Attempt {
     update.clip = clip_;
     update.learning_rate_factor = policy_.schedule.factor(c_.control_.step);
     update.mode = policy_.update;
+    update.digests = c_.digests_due(c_.control_.step + 1);
     locally(Phase::stage, [&] {
       for (const Fault* fault : update_faults_)
         for (std::size_t i = 0; i < c_.participants_.size(); ++i)
@@ -340,7 +369,11 @@ class Coordinator::Attempt {
 
   void gather()
   {
-    for (Participant* participant : c_.participants_) participant->gather();
+    c_.wait();
+    for (Participant* participant : c_.participants_) {
+      participant->gather();
+      if (c_.digests_due(c_.control_.step + 1)) participant->gather_digests();
+    }
     locally(Phase::gather, [] {});
     machine_.finished();
   }
@@ -361,6 +394,7 @@ class Coordinator::Attempt {
       confirm_.participants = c_.participants_.size();
     });
     confirm_.failure = failure_;
+    c_.wait();
     c_.transport_->combine(confirm_);
     machine_.confirmed(confirm_);
     decided_failure_ = confirm_.failure;
@@ -369,6 +403,7 @@ class Coordinator::Attempt {
 
   void publish() noexcept
   {
+    c_.enter(Phase::publish);
     c_.reach(Phase::publish);
     for (Participant* participant : c_.participants_) participant->publish();
     machine_.finished();
@@ -418,6 +453,7 @@ class Coordinator::Attempt {
   template <class Work>
   void locally(Phase phase, Work&& work)
   {
+    c_.enter(phase);
     c_.guarded(phase, failure_, text_, [&] {
       c_.reach(phase);
       work();
@@ -432,6 +468,10 @@ class Coordinator::Attempt {
       const std::size_t count = participant.parameters();
       Ballot own;
       participant.inspect(own, std::span(c_.has_gradient_).subspan(first, count));
+      if (c_.digests_due(c_.control_.step)) participant.inspect_replicas(own);
+      own.replica.participant = own.replica.exists() ? static_cast<std::uint32_t>(i) : ~0u;
+      ballot_.replica_faults += own.replica_faults;
+      ballot_.replica = std::min(ballot_.replica, own.replica);
       own.offender.participant = static_cast<std::uint32_t>(i);
       ballot_.nonfinite += own.nonfinite;
       ballot_.nonfinite_state += own.nonfinite_state;
@@ -541,6 +581,7 @@ class Coordinator::Attempt {
         text.clear();  // no memory: the others must not wait for it
       }
     }
+    c_.wait();
     c_.transport_->share(text, rank);
     ++c_.incidents_;
     outcome.incident = std::make_shared<const Incident>(text.empty() ? describe(outcome)
@@ -749,6 +790,7 @@ Outcome Coordinator::step(Window& window)
     }
   }
   Outcome outcome = attempt.finish();
+  if (options_.watchdog != nullptr) options_.watchdog->leave();
   broken_ = false;
   halted_ = outcome.verdict.kind == VerdictKind::halt;
   if (halted_) throw Halt(outcome.message, outcome);

@@ -97,8 +97,8 @@ std::string npy_header(const NamedArray& array)
 {
   std::string shape;
   for (std::size_t extent : array.shape) shape += fmt::format("{},", extent);
-  std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
-                                 array.type, shape);
+  std::string text =
+      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", array.type, shape);
   constexpr std::size_t before = 10;
   text.append(63 - (before + text.size()) % 64, ' ');
   text += '\n';
@@ -114,7 +114,8 @@ std::string free_stem(const fs::path& directory, std::uint64_t attempt)
 {
   const std::string stem = fmt::format("incident-{:012}", attempt);
   std::string name = stem;
-  for (int n = 2; fs::exists(directory / (name + ".json")); ++n) name = fmt::format("{}-{}", stem, n);
+  for (int n = 2; fs::exists(directory / (name + ".json")); ++n)
+    name = fmt::format("{}-{}", stem, n);
   return name;
 }
 
@@ -248,8 +249,8 @@ Incident incident_from_json(const std::string& text)
     in.at("write_error").get_to(i.write_error);
     return i;
   } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format(
-        "incident cannot be read ({}); give a file that tutti train wrote", error.what()));
+    throw IoError(fmt::format("incident cannot be read ({}); give a file that tutti train wrote",
+                              error.what()));
   }
 }
 

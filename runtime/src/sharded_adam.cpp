@@ -182,6 +182,7 @@ struct ShardedAdam::State {
   DeviceArray local_sum;
   std::vector<std::byte*> pinned;
   DeviceArray sum_table, source_table, sum_scan, adam_scan, scalar_table;
+  DeviceArray digest_table;
   DeviceArray targets[2];  ///< AdamBlock tables: weights go to one buffer or the other
   int target = 0;
   std::vector<BlockScan> sum_scans;
@@ -194,6 +195,12 @@ struct ShardedAdam::State {
   Offender own_offender;             ///< the first nonfinite value of this rank's own micro-batches
   double grad_factor = 1, clip = 1;  ///< of the staged update
   bool staged_update = false;
+
+  /// Digests of the blocks of this slot's weights as their owners wrote them; `digests` is of the
+  /// published weights. Known only where they were asked for.
+  std::vector<std::uint64_t> digests, staged_digests;
+  bool digests_known = false, staged_digests_known = false;
+  std::vector<std::uint64_t> own_digests, slot_digests, replicated_digests;  ///< of a gather
 
   std::size_t blocks() const { return shard.size(); }
   /// Arrays too large for the cache are written past it.
@@ -222,6 +229,11 @@ struct ShardedAdam::State {
   void allocate();
   void unpin() noexcept;
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
+  std::size_t run_of(std::size_t shard_block) const;
+  void digest(std::uint64_t* out, const std::byte* weights, std::size_t block,
+              std::size_t count) const;
+  void digest_own(const std::byte* weights);
+  void publish_digests() noexcept;
   void watch_sum(std::size_t p, std::uint32_t micro, std::uint32_t largest);
   void locate(std::size_t shard_block, std::uint32_t nonfinite, Ballot& ballot) const;
   int overflowing_rank(const SumBlock& work, std::uint32_t index) const;
@@ -275,6 +287,12 @@ void ShardedAdam::State::allocate()
       table[b] = {weights[b], layout.parameter_of(shard[b])};
     targets[i] = upload(table);
   }
+  digest_table = DeviceArray(device, std::max<std::size_t>(1, layout.blocks()) * 8);
+  digests.resize(layout.blocks());
+  staged_digests.resize(layout.blocks());
+  own_digests.resize(blocks());
+  slot_digests.resize(layout.blocks());
+  replicated_digests.resize(layout.blocks());
   absent.assign(parameters.size(), 0);
   bound.assign(parameters.size(), 0);
   has.assign(parameters.size(), 0);
@@ -413,9 +431,12 @@ void ShardedAdam::restored()
     s.device.convert(weights[i], s.layout.precision_of(s.shard[i]),
                      s.now.master.floats() + i * block_elements, block_elements);
   s.exchange.gather(in_place);
+  s.digest_own(in_place ? s.exchange.weights() : s.exchange.staged_weights());
+  gather_digests();
   s.exchange.fence();
   check_mpi(MPI_Barrier(s.topology.world()), "MPI_Barrier after the initial weights");
   s.exchange.fence();
+  s.publish_digests();
   if (!in_place) {
     s.exchange.publish();
     s.target ^= 1;
@@ -667,8 +688,116 @@ void ShardedAdam::stage(const Update& update)
     work.stream = !in_place && s.streams();
     s.device.adam_blocks(work);
     s.device.copy(s.adam_scans.data(), work.scan, s.blocks() * sizeof(AdamScan));
+    if (update.digests) s.digest_own(in_place ? s.exchange.weights() : s.exchange.staged_weights());
   }
   s.staged_update = true;
+}
+
+// --- digests of replicas -----------------------------------------------------------------------
+
+/// Of `count` consecutive blocks of one parameter in a buffer that lies as this slot's weights.
+void ShardedAdam::State::digest(std::uint64_t* out, const std::byte* weights, std::size_t block,
+                                std::size_t count) const
+{
+  device.digest_blocks(digest_table.as<std::uint64_t>(), weights + layout.byte_offset(block),
+                       layout.precision_of(block), count);
+  device.copy(out, digest_table.as<void>(), count * sizeof *out);
+}
+
+/// How many blocks from block i of the shard on are consecutive, and of one parameter.
+std::size_t ShardedAdam::State::run_of(std::size_t i) const
+{
+  std::size_t n = 1;
+  while (i + n < blocks() && shard[i + n] == shard[i] + n &&
+         layout.parameter_of(shard[i + n]) == layout.parameter_of(shard[i]))
+    ++n;
+  return n;
+}
+
+void ShardedAdam::State::digest_own(const std::byte* weights)
+{
+  for (std::size_t i = 0; i < blocks();) {
+    const std::size_t n = run_of(i);
+    digest(own_digests.data() + i, weights, shard[i], n);
+    i += n;
+  }
+}
+
+void ShardedAdam::gather_digests()
+{
+  State& s = *state_;
+  const int slots = s.plan.model_parallel();
+  std::vector<int> counts, begins;
+  int total = 0;
+  for (int d = 0; d < s.plan.data_parallel(); ++d) {
+    counts.push_back(static_cast<int>(s.plan.shard(d * slots + s.topology.model_rank()).size()));
+    begins.push_back(total);
+    total += counts.back();
+  }
+  check_mpi(MPI_Allgatherv(s.own_digests.data(), static_cast<int>(s.blocks()), MPI_UINT64_T,
+                           s.slot_digests.data(), counts.data(), begins.data(), MPI_UINT64_T,
+                           s.topology.data_axis()),
+            "MPI_Allgatherv of digests");
+  std::fill(s.staged_digests.begin(), s.staged_digests.end(), 0);
+  for (int d = 0; d < s.plan.data_parallel(); ++d) {
+    const auto& shard = s.plan.shard(d * slots + s.topology.model_rank());
+    for (std::size_t i = 0; i < shard.size(); ++i)
+      s.staged_digests[shard[i]] = s.slot_digests[static_cast<std::size_t>(begins[d]) + i];
+  }
+  s.staged_digests_known = true;
+  if (slots == 1) return;
+  // Of a replicated parameter each slot owns some blocks, the others' are zero here.
+  std::size_t n = 0;
+  for (std::size_t b = 0; b < s.layout.blocks(); ++b)
+    if (s.plan.placement(s.layout.parameter_of(b)) == Placement::replicated)
+      s.replicated_digests[n++] = s.staged_digests[b];
+  if (n == 0) return;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, s.replicated_digests.data(), static_cast<int>(n),
+                          MPI_UINT64_T, MPI_BOR, s.topology.model_axis()),
+            "MPI_Allreduce of digests");
+  n = 0;
+  for (std::size_t b = 0; b < s.layout.blocks(); ++b)
+    if (s.plan.placement(s.layout.parameter_of(b)) == Placement::replicated)
+      s.staged_digests[b] = s.replicated_digests[n++];
+}
+
+void ShardedAdam::State::publish_digests() noexcept
+{
+  digests.swap(staged_digests);
+  digests_known = staged_digests_known;
+  staged_digests_known = false;
+}
+
+void ShardedAdam::inspect_replicas(Ballot& ballot)
+{
+  State& s = *state_;
+  if (!s.digests_known) return;
+  // The ranks that read one copy share the work.
+  const std::vector<int>& sharers = s.exchange.sharers();
+  const auto part = static_cast<std::size_t>(
+      std::lower_bound(sharers.begin(), sharers.end(), s.topology.rank()) - sharers.begin());
+  const std::size_t begin = s.layout.blocks() * part / sharers.size(),
+                    end = s.layout.blocks() * (part + 1) / sharers.size();
+  std::vector<std::uint64_t> found(end - begin);
+  for (std::size_t b = begin; b < end;) {
+    const Piece& piece = s.layout.piece(s.layout.parameter_of(b));
+    const std::size_t n = std::min(end, piece.first_block + piece.blocks) - b;
+    s.digest(found.data() + (b - begin), s.exchange.weights(), b, n);
+    b += n;
+  }
+  for (std::size_t b = begin; b < end; ++b) {
+    if (found[b - begin] == s.digests[b]) continue;
+    const std::uint32_t p = s.layout.parameter_of(b);
+    const Piece& piece = s.layout.piece(p);
+    ReplicaFault fault;
+    fault.participant = 0;
+    fault.parameter = p;
+    fault.block = b - piece.first_block;
+    fault.element = piece.global_index(fault.block * block_elements);
+    fault.rank = static_cast<std::uint64_t>(sharers.front());
+    ++ballot.replica_faults;
+    ballot.replica = std::min(ballot.replica, fault);
+  }
 }
 
 void ShardedAdam::gather()
@@ -835,13 +964,14 @@ void ShardedAdam::publish() noexcept
   State& s = *state_;
   std::atomic_thread_fence(
       std::memory_order_seq_cst);  // after the confirm: the owners' stores are there
+  s.publish_digests();
   if (s.options.update == UpdateMode::in_place) return;
   std::swap(s.now, s.staged);
   s.exchange.publish();
   s.target ^= 1;
 }
 
-void ShardedAdam::discard() noexcept {}
+void ShardedAdam::discard() noexcept { state_->staged_digests_known = false; }
 
 StateView ShardedAdam::state()
 {

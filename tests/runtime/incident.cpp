@@ -68,8 +68,8 @@ struct Job {
       return std::vector<float>(p == single ? 9000 : 4500, p == single ? 0.5f : 65500.0f);
     });
     options.window_samples = samples();
-    coordinator = std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()},
-                                                options);
+    coordinator =
+        std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()}, options);
   }
   ~Job()
   {
@@ -212,10 +212,9 @@ TEST_CASE("a bad gradient: rank, parameter, element, micro-batch and numbers of 
         job.coordinator->note_checkpoint("step-7.h5", 7);
         CHECK(job.attempt({}).committed());
         CHECK(job.attempt({}).incident == nullptr);
-        const Incident i = incident_of(
-            job.attempt({{rank, micro, single, 4200, nan_value},
-                         {rank, micro, single, 8999, nan_value},
-                         {rank, micro, single, 17, -6.5f}}));
+        const Incident i = incident_of(job.attempt({{rank, micro, single, 4200, nan_value},
+                                                    {rank, micro, single, 8999, nan_value},
+                                                    {rank, micro, single, 17, -6.5f}}));
         CHECK(i.step == 2);
         CHECK(i.attempt == 3);
         CHECK(i.verdict == "skip");
@@ -233,8 +232,7 @@ TEST_CASE("a bad gradient: rank, parameter, element, micro-batch and numbers of 
         CHECK(i.micro == micro);
         CHECK_FALSE(i.magnitude.has_value());
         CHECK(i.largest_finite == 6.5);
-        CHECK(i.precision ==
-              PrecisionNames{"fp32", "fp32", "fp32", "fp32", "fp32"});
+        CHECK(i.precision == PrecisionNames{"fp32", "fp32", "fp32", "fp32", "fp32"});
         CHECK(i.micro_losses.size() == micro_batches);
         CHECK(i.micro_losses.back() == micro_batches);
         CHECK(i.positions.size() == 24 / micro_batches);
@@ -252,9 +250,9 @@ TEST_CASE("finite gradients whose sum over micro-batches overflows: the micro-ba
     for (int rank = 0; rank < world_size(); ++rank) {
       Job job({}, with_micro_batches(4), shared);
       const Incident i = incident_of(job.attempt({{rank, 0, single, 5, huge},
-                                                   {rank, 1, single, 4, huge},
-                                                   {rank, 2, single, 5, huge},
-                                                   {rank, 3, single, 5, -huge}}));
+                                                  {rank, 1, single, 4, huge},
+                                                  {rank, 2, single, 5, huge},
+                                                  {rank, 3, single, 5, -huge}}));
       CHECK(i.stage == "accumulation");
       CHECK(i.before_synchronization);
       CHECK(i.rank == static_cast<std::uint32_t>(rank));
@@ -286,8 +284,7 @@ TEST_CASE("finite contributions whose sum over ranks overflows: the rank that di
   AdamOptions by_mpi;
   by_mpi.reduce_scatter = true;
   Job job(by_mpi);
-  const Incident& i =
-      incident_of(job.attempt({{0, 0, single, 7, huge}, {1, 0, single, 7, huge}}));
+  const Incident& i = incident_of(job.attempt({{0, 0, single, 7, huge}, {1, 0, single, 7, huge}}));
   CHECK(i.stage == "exchange");
   CHECK_FALSE(i.contributor_known);
   CHECK(i.element == 7);
@@ -314,8 +311,8 @@ TEST_CASE("a bad loss: the micro-batch whose loss it was")
 {
   for (int rank = 0; rank < world_size(); ++rank) {
     CoordinatorOptions options = with_micro_batches(3);
-    options.faults = FaultPlan(
-        {parse_fault("loss:attempt=1,micro=1,value=inf,rank=" + std::to_string(rank))});
+    options.faults =
+        FaultPlan({parse_fault("loss:attempt=1,micro=1,value=inf,rank=" + std::to_string(rank))});
     Job job({}, options);
     const Incident i = incident_of(job.attempt({}));
     CHECK(i.reason == "loss");
@@ -383,10 +380,9 @@ TEST_CASE("optimizer state that is nonfinite halts and is named")
     const StateView view = job.adam->state();
     const ShardPlan::Owner owner = job.adam->plan().owner(0, 1);
     const auto& shard = job.adam->plan().shard(owner.rank);
-    const auto at = static_cast<std::size_t>(
-        std::find(shard.begin(), shard.end(), 1u) - shard.begin());
-    if (owner.rank == world_rank())
-      view.arrays[array].data[at * block_elements + 77] = nan_value;
+    const auto at =
+        static_cast<std::size_t>(std::find(shard.begin(), shard.end(), 1u) - shard.begin());
+    if (owner.rank == world_rank()) view.arrays[array].data[at * block_elements + 77] = nan_value;
     const Outcome outcome = job.attempt({});
     CHECK(outcome.verdict.reason == Reason::nonfinite_state);
     const Incident i = incident_of(outcome);
@@ -443,7 +439,8 @@ TEST_CASE("exceptions and mismatches are incidents too")
   if (last == 0) return;
   options.policy.scaling.enabled = true;
   options.policy.scaling.initial = 4;
-  options.faults = FaultPlan({parse_fault("scale:attempt=1,factor=2,rank=" + std::to_string(last))});
+  options.faults =
+      FaultPlan({parse_fault("scale:attempt=1,factor=2,rank=" + std::to_string(last))});
   Job job({}, options);
   const Incident i = incident_of(job.attempt({}));
   CHECK(i.reason == "control_mismatch");
@@ -512,8 +509,7 @@ TEST_CASE("samples that block a run again and again are named")
     CHECK(incident_of(outcome).repeats == static_cast<std::uint64_t>(k) + 1);
     if (k < 2) continue;
     CHECK(outcome.verdict.reason == Reason::repeat_limit);
-    CHECK(outcome.message.find("samples at positions 0 to " +
-                               std::to_string(Job::samples() - 1) + " broke it 3 times") !=
-          std::string::npos);
+    CHECK(outcome.message.find("samples at positions 0 to " + std::to_string(Job::samples() - 1) +
+                               " broke it 3 times") != std::string::npos);
   }
 }

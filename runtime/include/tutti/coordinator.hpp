@@ -17,6 +17,7 @@
 #include "tutti/participant.hpp"
 #include "tutti/topology.hpp"
 #include "tutti/transport.hpp"
+#include "tutti/watchdog.hpp"
 
 namespace tutti {
 
@@ -131,6 +132,7 @@ struct CoordinatorOptions {
   std::string incident_dir{};
   std::uint64_t incident_limit = 1000;  ///< at most so many files of this run
   EvidenceSource evidence{};
+  Watchdog* watchdog = nullptr;  ///< is told where this rank is; must outlive the coordinator
 };
 
 /// Times of the phases of the last step on this rank, seconds.
@@ -174,6 +176,11 @@ class Coordinator {
   /// Incidents name it.
   void note_checkpoint(std::string path, std::uint64_t step);
 
+  const std::string& noted_checkpoint() const { return checkpoint_; }
+  /// Not collective: a sign of life from a long phase of the caller's own, for the watchdog.
+  void progress();
+  Watchdog* watchdog() const { return options_.watchdog; }
+
   const PhaseTimes& times() const { return times_; }
   /// Collective: frees the transport.
   void close();
@@ -185,6 +192,9 @@ class Coordinator {
   void take_micro_batch(Window& window);
   std::vector<const Fault*> firing(FaultKind kind) const;
   void reach(Phase phase) const;
+  void enter(Phase phase, std::uint32_t micro = ~0u) const noexcept;
+  void wait() const noexcept;
+  bool digests_due(std::uint64_t step) const;
   /// Runs local work; an exception becomes `failure` and `text` unless there is one already.
   template <class Work>
   void guarded(Phase phase, Failure& failure, std::string& text, Work&& work);

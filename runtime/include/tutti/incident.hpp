@@ -52,12 +52,12 @@ using EvidenceSource = std::function<Evidence(Interval positions)>;
 
 struct Incident {
   // The attempt.
-  std::uint64_t step = 0;     ///< updates committed before it
-  std::uint64_t attempt = 0;  ///< from 1
-  std::string verdict;        ///< "skip" or "halt"
-  std::string reason;         ///< name_of(Reason)
-  std::string message;        ///< one sentence for people
-  Interval window;            ///< sample positions of all ranks
+  std::uint64_t step = 0;       ///< updates committed before it
+  std::uint64_t attempt = 0;    ///< from 1
+  std::string verdict;          ///< "skip" or "halt"
+  std::string reason;           ///< name_of(Reason)
+  std::string message;          ///< one sentence for people
+  Interval window;              ///< sample positions of all ranks
   std::uint64_t nonfinite = 0;  ///< bad elements over all ranks: gradients, or staged values
   std::uint64_t ranks_with_nonfinite_loss = 0;
   std::uint64_t repeats = 0;  ///< how often this window was bad, this time included, if that counts
@@ -66,20 +66,20 @@ struct Incident {
   double largest_finite = 0;
 
   // The first offender. Without one, `stage` is empty.
-  std::string stage;  ///< name_of(Stage)
+  std::string stage;       ///< name_of(Stage)
   std::uint32_t rank = 0;  ///< whose contribution, update, loss, failure or replica it is
   /// False where the sum came from MPI: then `rank` is the owner that saw it.
   bool contributor_known = true;
   /// The value was bad on that rank already; otherwise it only became so in the sum over ranks.
   bool before_synchronization = false;
-  std::string optimizer, parameter;      ///< empty for a loss
-  std::uint64_t element = 0;             ///< global index
-  std::string value;                     ///< "nan", "inf" or "-inf"
-  std::uint32_t value_bits = 0;          ///< as fp32
-  std::uint64_t count = 0;               ///< bad elements of that parameter on that rank
-  std::string array;                     ///< what held it
-  std::optional<std::uint32_t> micro;    ///< micro-batch of the window
-  std::optional<double> magnitude;       ///< of the unscaled gradient there, where it is finite
+  std::string optimizer, parameter;    ///< empty for a loss
+  std::uint64_t element = 0;           ///< global index
+  std::string value;                   ///< "nan", "inf" or "-inf"
+  std::uint32_t value_bits = 0;        ///< as fp32
+  std::uint64_t count = 0;             ///< bad elements of that parameter on that rank
+  std::string array;                   ///< what held it
+  std::optional<std::uint32_t> micro;  ///< micro-batch of the window
+  std::optional<double> magnitude;     ///< of the unscaled gradient there, where it is finite
   PrecisionNames precision;
   std::vector<double> micro_losses;  ///< of that rank: mean loss of each micro-batch, NaN if empty
   Interval positions;                ///< of that rank in that micro-batch (or window)

@@ -77,8 +77,10 @@ class ShardedAdam : public Participant {
   void close() override;
   void exchange() override;
   void inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient) override;
+  void inspect_replicas(Ballot& ballot) override;
   void stage(const Update& update) override;
   void gather() override;
+  void gather_digests() override;
   void confirm(Confirm& confirm) override;
   void publish() noexcept override;
   void discard() noexcept override;
