@@ -11,8 +11,8 @@
 
 namespace tutti::apps {
 
-/// Exit codes of the command (conventions: 2 usage or configuration, 3 halted by policy).
-enum class ExitCode : int { ok = 0, error = 1, usage = 2, halted = 3 };
+/// Exit codes of the command.
+enum class ExitCode : int { ok = 0, error = 1, usage = 2, halted = 3, hung = 4 };
 
 /// The exit code that an exception stands for.
 ExitCode exit_code_of(const std::exception& error);

@@ -33,7 +33,11 @@ Saver::Saver(const TrainConfig& config, std::string configuration, const Topolog
            .io = config.checkpoint_io == "skeleton" ? CheckpointIo::skeleton : CheckpointIo::mpiio,
            .keep = config.checkpoint_keep,
            .reached = [this, &faults, rank = topology.rank()](Phase phase) {
+             Watchdog* const watchdog = coordinator_.watchdog();
+             if (watchdog != nullptr) watchdog->enter(phase, boundary_step_, boundary_attempt_);
              faults.reach(phase, rank, boundary_step_, boundary_attempt_);
+             // The rest of a phase is spent in collectives.
+             if (watchdog != nullptr) watchdog->wait();
            }})
 {
   if (enabled() && background_ && !CheckpointWriter::has_threads()) {
@@ -71,9 +75,11 @@ void Saver::guarded(const std::function<void()>& work)
 {
   try {
     work();
+    if (coordinator_.watchdog() != nullptr) coordinator_.watchdog()->leave();
   } catch (const MpiError&) {
     throw;
   } catch (const IoError& error) {
+    if (coordinator_.watchdog() != nullptr) coordinator_.watchdog()->leave();
     if (!go_on_) throw Refusal(ExitCode::error, error.what());
     reporter_.warn(fmt::format("step {} is not saved: {}", boundary_step_, error.what()));
   } catch (const Error& error) {
@@ -97,6 +103,7 @@ void Saver::save(bool background)
     }
     const std::filesystem::path path = writer_.save(coordinator_.boundary());
     saved_step_ = boundary_step_;
+    coordinator_.note_checkpoint(path.string(), boundary_step_);
     reporter_.note(fmt::format("step {}: checkpoint {}", boundary_step_, path.string()));
   });
 }
@@ -106,6 +113,7 @@ void Saver::end_background_save(const std::function<std::filesystem::path()>& en
   guarded([&] {
     const std::filesystem::path path = end();
     saved_step_ = boundary_step_;
+    coordinator_.note_checkpoint(path.string(), boundary_step_);
     reporter_.note(fmt::format("step {}: checkpoint {}{}", boundary_step_, path.string(), begun_));
   });
 }
