@@ -27,19 +27,20 @@ Saver::Saver(const TrainConfig& config, std::string configuration, const Topolog
       reporter_(reporter),
       background_(config.checkpoint_async == "on"),
       go_on_(config.on_checkpoint_error == "continue"),
-      writer_(topology, config.checkpoint_dir,
-              {.configuration = std::move(configuration),
-               .io = config.checkpoint_io == "skeleton" ? CheckpointIo::skeleton
-                                                        : CheckpointIo::mpiio,
-               .keep = config.checkpoint_keep,
-               .reached = [this, &faults, rank = topology.rank()](Phase phase) {
-                 faults.reach(phase, rank, boundary_step_, boundary_attempt_);
-               }})
+      writer_(
+          topology, config.checkpoint_dir,
+          {.configuration = std::move(configuration),
+           .io = config.checkpoint_io == "skeleton" ? CheckpointIo::skeleton : CheckpointIo::mpiio,
+           .keep = config.checkpoint_keep,
+           .reached = [this, &faults, rank = topology.rank()](Phase phase) {
+             faults.reach(phase, rank, boundary_step_, boundary_attempt_);
+           }})
 {
   if (enabled() && background_ && !CheckpointWriter::has_threads()) {
     background_ = false;
-    reporter_.note("checkpoints are not written in the background (MPI was started without "
-                   "threads)");
+    reporter_.note(
+        "checkpoints are not written in the background (MPI was started without "
+        "threads)");
   }
 }
 

@@ -531,7 +531,7 @@ def saves(t):
     result = t.train_ok(4, "--checkpoint-dir", folder, *clock, base=base)
     t.check(steps(folder) == [11, 12], f"by the clock, two stay: {names(folder)}", result)
 
-    # A failure on one rank is one message, the run's end or a warning, and no harm to what is there.
+    # A failure on one rank is one message, an end or a warning, and harms nothing that is there.
     for phase in (
         "save_prepare",
         "save_payload",
