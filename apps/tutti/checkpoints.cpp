@@ -14,14 +14,19 @@
 
 namespace tutti::apps {
 
-FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& folder,
-                                MPI_Comm world)
+FoundCheckpoint find_checkpoint(const std::string& which, const std::string& folder, MPI_Comm world,
+                                const std::string& passed_over)
 {
   FoundCheckpoint found;
-  if (resume == "latest") {
+  if (which == "latest") {
     Topology topology(world);  // only to ask with: the degrees of the run are not known yet
     collectively(world, [&] {
-      const auto path = latest_checkpoint(folder, topology, &found.refused);
+      const auto path = latest_checkpoint(folder, topology, &found.refused, passed_over);
+      if (!path && !passed_over.empty())
+        throw IoError(fmt::format(
+            "checkpoint-dir {} holds no good checkpoint (none of step-*.h5 could be restored, {} "
+            "was the last; the reasons stand above); give a file, or start anew",
+            folder, found.refused.empty() ? passed_over : found.refused.back()));
       if (!path)
         throw ConfigError(fmt::format(
             "checkpoint-dir {} holds no complete checkpoint ({}); leave --resume out to start "
@@ -31,7 +36,7 @@ FoundCheckpoint find_checkpoint(const std::string& resume, const std::string& fo
     });
     topology.close();
   } else {
-    found.path = resume;
+    found.path = which;
   }
   int rank = 0;
   check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");

@@ -297,4 +297,10 @@ void OptionTable::resume_from(const std::string& json_text, const std::string& c
   }
 }
 
+void OptionTable::forget_checkpoint()
+{
+  for (Option& option : options_)
+    if (option.source == Source::checkpoint) option.source = Source::default_value;
+}
+
 }  // namespace tutti::apps

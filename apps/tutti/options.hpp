@@ -72,6 +72,10 @@ class OptionTable {
   /// where a given one contradicts a fixed one.
   void resume_from(const std::string& json_text, const std::string& checkpoint);
 
+  /// Another checkpoint's values may be taken. The caller puts the variables back to what they were
+  /// before.
+  void forget_checkpoint();
+
   std::string environment_name(const std::string& option) const;
 
  private:

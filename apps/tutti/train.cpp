@@ -69,26 +69,22 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
   });
 }
 
-/// Takes the configuration of the checkpoint that is to be resumed, if one is.
-FoundCheckpoint take_checkpoint_configuration(OptionTable& table, const TrainConfig& config,
-                                              MPI_Comm world)
-{
-  if (config.resume.empty()) return {};
-  FoundCheckpoint found = find_checkpoint(config.resume, config.checkpoint_dir, world);
-  collectively(world, [&] { table.resume_from(found.configuration, found.path); });
-  return found;
-}
-
 /// The parts of one run. `close()` ends it on all ranks; without it, what is shared is left to the
 /// end of the job.
 class Trainer {
  public:
-  Trainer(OptionTable& table, TrainConfig& config);
+  /// `checkpoint`: to restore; without a path: none.
+  Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint);
+  /// Fills the optimizer; false (on all ranks) if the checkpoint turned out to be damaged and
+  /// another one may be tried.
+  bool start();
   ExitCode run();
+  void close();
 
  private:
   void build();
-  void start();
+  void initialize();
+  void restore();
   void load_weights();
   void present(Window& window);
   void compute_micro_batch(Window& window, std::uint32_t micro);
@@ -96,12 +92,11 @@ class Trainer {
   void after_commit();
   double evaluate();
   void summarize();
-  void close();
 
   OptionTable& table_;
   TrainConfig& config_;
   MPI_Comm world_ = MPI_COMM_WORLD;
-  FoundCheckpoint checkpoint_;  ///< resumed from; without a path: a new run
+  FoundCheckpoint checkpoint_;
 
   FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
@@ -128,17 +123,15 @@ class Trainer {
   steady_clock::time_point start_ = steady_clock::now();
 };
 
-Trainer::Trainer(OptionTable& table, TrainConfig& config) : table_(table), config_(config)
+Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint)
+    : table_(table), config_(config), checkpoint_(std::move(checkpoint))
 {
-  agree_on_options(table_, world_);
-  checkpoint_ = take_checkpoint_configuration(table_, config_, world_);
   int ranks = 1;
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
   collectively(world_, [&] { check(config_, table_, ranks); });
   openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
   faults_ = make_fault_plan(config_);
   build();
-  start();
 }
 
 void Trainer::build()
@@ -151,7 +144,7 @@ void Trainer::build()
   reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json",
                                          config_.progress_every, config_.steps);
   collectively(world_, [&] {
-    log_ = std::make_unique<RunLog>(config_.log, rank, !checkpoint_.path.empty());
+    log_ = std::make_unique<RunLog>(config_.log, rank, !config_.resume.empty());
     if (!config_.checkpoint_dir.empty() && rank == 0) {
       std::error_code error;
       std::filesystem::create_directories(config_.checkpoint_dir, error);
@@ -205,26 +198,63 @@ void Trainer::build()
   });
 }
 
-void Trainer::start()
+void Trainer::initialize()
 {
-  if (checkpoint_.path.empty()) {
-    const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
-                         *precision_named(config_.precision)};
-    collectively(world_, [&] {
-      adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
-    });
+  const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
+                       *precision_named(config_.precision)};
+  collectively(world_, [&] {
+    adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
+  });
+}
+
+void Trainer::restore()
+{
+  const bool resumes = !config_.resume.empty();
+  RestoreOptions options;
+  options.verify = config_.verify == "off"       ? Verify::off
+                   : config_.verify == "sampled" ? Verify::sampled
+                                                 : Verify::full;
+  if (resumes) {
+    options.epoch_samples = data_.train.count;
   } else {
-    collectively(world_, [&] {
-      Participant* const participants[] = {adam_.get()};
-      RestoreOptions options;
-      options.epoch_samples = data_.train.count;
-      coordinator_->resume(
-          restore_checkpoint(checkpoint_.path, *topology_, participants, options).control);
-    });
-    for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
+    options.weights_only = options.change_precision = true;
+    options.only = init_patterns(config_);
+  }
+  Participant* const participants[] = {adam_.get()};
+  const RestoredControl restored =
+      restore_checkpoint(checkpoint_.path, *topology_, participants, options);
+  if (resumes) {
+    coordinator_->resume(restored.control);
     saver_->resumed();
+    reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, restored.step));
+  } else {
     reporter_->note(
-        fmt::format("resumed from {} at step {}", checkpoint_.path, coordinator_->control().step));
+        fmt::format("began with the weights of {} at step {}", checkpoint_.path, restored.step));
+  }
+}
+
+bool Trainer::start()
+{
+  for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
+  if (config_.resume.empty()) initialize();
+  if (!checkpoint_.path.empty()) {
+    std::string damage;  // the same on all ranks
+    const bool may_try_another = config_.resume == "latest" || config_.init_from == "latest";
+    collectively(world_, [&] {
+      try {
+        restore();
+      } catch (const DamagedCheckpoint& bad) {
+        if (!may_try_another) throw;
+        damage = bad.what();
+      } catch (const IoError& bad) {
+        if (!may_try_another) throw;
+        damage = bad.what();
+      }
+    });
+    if (!damage.empty()) {
+      reporter_->warn(damage);
+      return false;
+    }
   }
   double largest = static_cast<double>(adam_->allocated_bytes());
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
@@ -240,6 +270,7 @@ void Trainer::start()
         reporter_->warn(
             fmt::format("{} has no effect ({} runs without a loss scaler); leave it out", name,
                         config_.precision));
+  return true;
 }
 
 // --- an attempt --------------------------------------------------------------------------------
@@ -459,8 +490,27 @@ void Trainer::close()
 
 ExitCode train(OptionTable& table, TrainConfig& config)
 {
-  Trainer trainer(table, config);
-  return trainer.run();
+  const MPI_Comm world = MPI_COMM_WORLD;
+  agree_on_options(table, world);
+  const TrainConfig given = config;
+  const bool resumes = !config.resume.empty();
+  const std::string& which = resumes ? config.resume : config.init_from;
+  collectively(world, [&] { check_sources(config); });
+  std::string passed_over;
+  for (;;) {
+    FoundCheckpoint checkpoint;
+    if (!which.empty())
+      checkpoint = find_checkpoint(which, config.checkpoint_dir, world, passed_over);
+    if (resumes)
+      collectively(world, [&] { table.resume_from(checkpoint.configuration, checkpoint.path); });
+    passed_over = checkpoint.path;
+    Trainer trainer(table, config, std::move(checkpoint));
+    if (trainer.start()) return trainer.run();
+    // What is built has the configuration of a file that is damaged; an older one may have another.
+    trainer.close();
+    config = given;
+    table.forget_checkpoint();
+  }
 }
 
 }  // namespace tutti::apps

@@ -143,6 +143,12 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
          "when a checkpoint cannot be written");
   text("resume", "latest|FILE", c.resume, Role::launch, "go on from a checkpoint");
+  choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
+         "how much of a checkpoint is compared with its hashes when it is restored");
+  text("init-from", "latest|FILE", c.init_from, Role::launch,
+       "begin a new run with the weights of a checkpoint, whatever its precision");
+  text("init-only", "PATTERN,...", c.init_only, Role::launch,
+       "of --init-from, only parameters whose names match (*, ?); the others begin as usual");
   whole("eval-every", c.eval_every, Role::launch, 0,
         "committed updates between test evaluations; 0: only the last");
   whole("progress-every", c.progress_every, Role::local, 1,
@@ -193,6 +199,26 @@ std::vector<double> parse_rank_weights(const std::string& text, int ranks, int m
   return weights;
 }
 
+void check_sources(const TrainConfig& c)
+{
+  if (c.resume == "latest" && c.checkpoint_dir.empty())
+    throw ConfigError(
+        "resume = 'latest' has no place to look (--checkpoint-dir is missing); give "
+        "--checkpoint-dir or a "
+        "file");
+  if (!c.init_from.empty() && !c.resume.empty())
+    throw ConfigError(
+        "init-from and resume are both given (one begins a run, the other goes on with one); leave "
+        "one of them out");
+  if (c.init_from == "latest" && c.checkpoint_dir.empty())
+    throw ConfigError(
+        "init-from = 'latest' has no place to look (--checkpoint-dir is missing); give "
+        "--checkpoint-dir or a file");
+  if (!c.init_only.empty() && c.init_from.empty())
+    throw ConfigError(
+        "init-only has no effect (--init-from is missing); give the checkpoint to take from");
+}
+
 void check(const TrainConfig& c, const OptionTable& table, int ranks)
 {
   if (ranks % static_cast<int>(c.model_parallel) != 0)
@@ -228,11 +254,7 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
     throw ConfigError(
         "checkpoint-minutes has no place to write to (--checkpoint-dir is missing); give "
         "--checkpoint-dir");
-  if (c.resume == "latest" && c.checkpoint_dir.empty())
-    throw ConfigError(
-        "resume = 'latest' has no place to look (--checkpoint-dir is missing); give "
-        "--checkpoint-dir or a "
-        "file");
+  check_sources(c);
   for (const std::string& text : c.fault) {
     const Fault fault = parse_fault(text);
     if (fault.rank.value_or(0) >= ranks)
@@ -241,6 +263,17 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
                       text, *fault.rank, ranks, ranks));
   }
   (void)table;
+}
+
+std::vector<std::string> init_patterns(const TrainConfig& c)
+{
+  std::vector<std::string> patterns;
+  for (std::size_t begin = 0; begin < c.init_only.size();) {
+    const std::size_t end = std::min(c.init_only.find(',', begin), c.init_only.size());
+    if (end > begin) patterns.push_back(c.init_only.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return patterns;
 }
 
 Policy make_policy(const TrainConfig& c)

@@ -39,7 +39,7 @@ struct TrainConfig {
                 repeat_limit = 3;
   std::string samples = "replay";
   // Checkpoints.
-  std::string checkpoint_dir, resume;
+  std::string checkpoint_dir, resume, verify = "full", init_from, init_only;
   std::uint64_t checkpoint_every = 0, checkpoint_keep = 0;
   double checkpoint_minutes = 0;
   std::string checkpoint_async = "off", checkpoint_io = "mpiio", on_checkpoint_error = "stop";
@@ -56,9 +56,16 @@ void declare(OptionTable& table, TrainConfig& config);
 /// What single options cannot see: combinations. `ranks`: of the job. Throws ConfigError.
 void check(const TrainConfig& config, const OptionTable& table, int ranks);
 
+/// The part of it that says where a checkpoint to begin with comes from, since its configuration
+/// comes first.
+void check_sources(const TrainConfig& config);
+
 /// "auto" and "equal" give an empty list; otherwise one non-negative number a rank. Throws
 /// ConfigError, also when all ranks of one data-parallel axis would own nothing.
 std::vector<double> parse_rank_weights(const std::string& text, int ranks, int model_parallel);
+
+/// The patterns of --init-only.
+std::vector<std::string> init_patterns(const TrainConfig& config);
 
 Policy make_policy(const TrainConfig& config);
 AdamOptions make_adam_options(const TrainConfig& config, std::vector<double> rank_weights);

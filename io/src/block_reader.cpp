@@ -5,11 +5,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 
+#include "tutti/digest.hpp"
 #include "tutti/error.hpp"
 
 namespace tutti::detail {
+namespace {
+
+/// Of the blocks in a parameter's middle, Verify::sampled hashes one in so many.
+constexpr std::uint64_t sampled_one_in = 16;
+
+}  // namespace
 
 std::size_t first_illegal(const std::string& array, const float* values, std::size_t count)
 {
@@ -28,10 +36,38 @@ std::size_t first_illegal(const std::string& array, const float* values, std::si
   }
 }
 
-void BlockReader::read(const ManifestEntry& optimizer, const FlatLayout& layout,
-                       const std::string& array, ArrayPlace place,
+/// The same answer wherever and whenever it is asked.
+bool BlockReader::is_hashed(std::size_t optimizer, std::size_t array, std::size_t block) const
+{
+  if (verify_ != Verify::sampled) return verify_ == Verify::full;
+  const FlatLayout& layout = contents_.layouts[optimizer];
+  const std::size_t p = layout.parameter_of(block);
+  const std::size_t end = p + 1 < layout.parameters() ? layout.first_block(p + 1) : layout.blocks();
+  return block == layout.first_block(p) || block + 1 == end ||
+         mix64(mix64(optimizer, array), block) % sampled_one_in == 0;
+}
+
+void BlockReader::judge(std::size_t optimizer, std::size_t array, std::size_t block,
+                        const float* values) const
+{
+  const ManifestEntry& entry = contents_.optimizer(optimizer);
+  const std::string& name = entry.arrays[array];
+  const FlatLayout::BlockPlace place = contents_.layouts[optimizer].place_of(block);
+  const Piece& piece = place.piece->piece;
+  const std::size_t count = std::min(block_elements, piece.elements - place.begin);
+  const std::size_t bad = first_illegal(name, values, count);
+  if (bad == count) return;
+  throw CheckpointError(fmt::format(
+      "checkpoint {} is refused ({} block {}: element {} of parameter '{}' is {}); restore another "
+      "one",
+      contents_.path.string(), entry.data_path(name), block, piece.global_index(place.begin + bad),
+      entry.parameters[place.parameter].name, values[bad]));
+}
+
+void BlockReader::read(std::size_t optimizer, std::size_t array,
                        std::span<const std::size_t> blocks)
 {
+  const ArrayPlace place = contents_.place(optimizer, array);
   buffer_.resize(blocks.size() * block_elements);
   hashes_.resize(blocks.size());
   for (std::size_t begin = 0; begin < blocks.size();) {
@@ -39,18 +75,50 @@ void BlockReader::read(const ManifestEntry& optimizer, const FlatLayout& layout,
     while (end < blocks.size() && blocks[end] == blocks[end - 1] + 1) ++end;
     file_.read_at(place.data + blocks[begin] * block_bytes, &buffer_[begin * block_elements],
                   (end - begin) * block_bytes);
-    if (verify_)
+    if (verify_ != Verify::off)
       file_.read_at(place.hashes + blocks[begin] * sizeof(std::uint64_t), &hashes_[begin],
                     (end - begin) * sizeof(std::uint64_t));
     begin = end;
   }
-  for (std::size_t i = 0; verify_ && i < blocks.size(); ++i) {
-    if (hash_block(&buffer_[i * block_elements]) == hashes_[i]) continue;
-    const std::size_t p = layout.parameter_of(blocks[i]);
-    throw CheckpointError(fmt::format(
-        "checkpoint {} is damaged ({} block {}, of parameter '{}', does not have its "
-        "hash); restore another one",
-        file_name_, optimizer.data_path(array), blocks[i], optimizer.parameters[p].name));
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const float* values = &buffer_[i * block_elements];
+    if (is_hashed(optimizer, array, blocks[i]) && hash_block(values) != hashes_[i]) {
+      const ManifestEntry& entry = contents_.optimizer(optimizer);
+      const std::size_t p = contents_.layouts[optimizer].parameter_of(blocks[i]);
+      throw CheckpointError(
+          fmt::format("checkpoint {} is damaged ({} block {}, of parameter '{}', does not have its "
+                      "hash); restore another one",
+                      contents_.path.string(), entry.data_path(entry.arrays[array]), blocks[i],
+                      entry.parameters[p].name));
+    }
+    judge(optimizer, array, blocks[i], values);
+  }
+}
+
+void Cut::clear()
+{
+  copies_.clear();
+  blocks_.clear();
+}
+
+void Cut::add(std::size_t from, std::size_t to, std::size_t count)
+{
+  copies_.push_back({from, to, count});
+  for (std::size_t b = from / block_elements; b <= (from + count - 1) / block_elements; ++b)
+    if (blocks_.empty() || blocks_.back() != b) blocks_.push_back(b);
+}
+
+void Cut::read(BlockReader& reader, std::size_t optimizer, std::size_t array, float* target)
+{
+  std::sort(blocks_.begin(), blocks_.end());
+  blocks_.erase(std::unique(blocks_.begin(), blocks_.end()), blocks_.end());
+  reader.read(optimizer, array, blocks_);
+  for (const Copy& copy : copies_) {
+    // A run's blocks are all there and follow each other, in the buffer as in the file.
+    const auto at = std::lower_bound(blocks_.begin(), blocks_.end(), copy.from / block_elements);
+    const auto index = static_cast<std::size_t>(at - blocks_.begin());
+    std::copy_n(reader.buffer() + index * block_elements + copy.from % block_elements, copy.count,
+                target + copy.to);
   }
 }
 

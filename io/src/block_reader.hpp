@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Whole blocks of a checkpoint's payload, verified before anybody cuts them, and what a value of
-// optimizer state may be.
+// optimizer state may be. All reading of payload is here.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "flat_layout.hpp"
-#include "format.hpp"
+#include "contents.hpp"
 #include "posix_file.hpp"
+#include "tutti/checkpoint_restore.hpp"
 
 namespace tutti::detail {
+
+/// Blocks that are read at a time: 4 MiB of an array.
+inline constexpr std::size_t blocks_at_a_time = 256;
 
 /// Index of the first value that optimizer state cannot have (inf, NaN; in "exp_avg_sq" also
 /// less than zero); `count` if there is none.
@@ -21,22 +24,42 @@ std::size_t first_illegal(const std::string& array, const float* values, std::si
 
 class BlockReader {
  public:
-  BlockReader(const PosixFile& file, std::string file_name, bool verify)
-      : file_(file), file_name_(std::move(file_name)), verify_(verify)
+  BlockReader(const PosixFile& file, const Contents& contents, Verify verify)
+      : file_(file), contents_(contents), verify_(verify)
   {
   }
   /// Reads `blocks` (ascending, flat) of one array into buffer(), one after the other. Throws
-  /// CheckpointError that names dataset, parameter and block for one without its hash.
-  void read(const ManifestEntry& optimizer, const FlatLayout& layout, const std::string& array,
-            ArrayPlace place, std::span<const std::size_t> blocks);
+  /// CheckpointError that names dataset, parameter and block for one without its hash, and the
+  /// element too for a value that may not be.
+  void read(std::size_t optimizer, std::size_t array, std::span<const std::size_t> blocks);
   const float* buffer() const { return buffer_.data(); }
 
  private:
+  bool is_hashed(std::size_t optimizer, std::size_t array, std::size_t block) const;
+  void judge(std::size_t optimizer, std::size_t array, std::size_t block,
+             const float* values) const;
+
   const PosixFile& file_;
-  std::string file_name_;
-  bool verify_;
+  const Contents& contents_;
+  Verify verify_;
   std::vector<float> buffer_;
   std::vector<std::uint64_t> hashes_;
+};
+
+/// Runs of elements on their way out of whole blocks, for any number of arrays of one optimizer.
+class Cut {
+ public:
+  void clear();
+  /// `count` elements from flat element `from` on go to element `to` of the target.
+  void add(std::size_t from, std::size_t to, std::size_t count);
+  void read(BlockReader& reader, std::size_t optimizer, std::size_t array, float* target);
+
+ private:
+  struct Copy {
+    std::size_t from = 0, to = 0, count = 0;
+  };
+  std::vector<Copy> copies_;
+  std::vector<std::size_t> blocks_;
 };
 
 }  // namespace tutti::detail

@@ -43,6 +43,18 @@ std::size_t FlatLayout::parameter_of(std::size_t block) const
   return static_cast<std::size_t>(after - pieces_.begin()) - 1;
 }
 
+FlatLayout::BlockPlace FlatLayout::place_of(std::size_t block) const
+{
+  const std::size_t parameter = parameter_of(block);
+  const auto& pieces = pieces_[parameter];
+  // The last piece that begins at or before it: an empty one begins where the next does.
+  const auto after =
+      std::upper_bound(pieces.begin(), pieces.end(), block,
+                       [](std::size_t b, const FlatPiece& piece) { return b < piece.first_block; });
+  const FlatPiece& piece = *(after - 1);
+  return {parameter, &piece, (block - piece.first_block) * block_elements};
+}
+
 FlatLayout::Run FlatLayout::locate(std::size_t parameter, std::size_t index) const
 {
   const auto& pieces = pieces_[parameter];

@@ -30,6 +30,14 @@ class FlatLayout {
   std::size_t block(std::size_t parameter, int slot, std::size_t block_in_piece) const;
   std::size_t parameter_of(std::size_t block) const;
 
+  /// What a block holds.
+  struct BlockPlace {
+    std::size_t parameter = 0;
+    const FlatPiece* piece = nullptr;
+    std::size_t begin = 0;  ///< of the block's first element in the piece
+  };
+  BlockPlace place_of(std::size_t block) const;
+
   /// Global element `index` and those after it that lie one after the other here too.
   struct Run {
     std::size_t element = 0;  ///< in the flat space

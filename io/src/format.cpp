@@ -317,9 +317,10 @@ Certificate certificate_from_json(const std::string& text)
   try {
     const json in = json::parse(text);
     const json& body = in.at("certificate");
-    if (from_hex(in.at("root")) != hash_text(body.dump()))
-      throw CheckpointError("the certificate does not have its hash");
     Certificate certificate;
+    certificate.root = from_hex(in.at("root"));
+    if (certificate.root != hash_text(body.dump()))
+      throw CheckpointError("the certificate does not have its hash");
     body.at("step").get_to(certificate.step);
     body.at("attempt").get_to(certificate.attempt);
     certificate.control_digest = from_hex(body.at("control_digest"));
@@ -334,14 +335,6 @@ Certificate certificate_from_json(const std::string& text)
   } catch (const json::exception& error) {
     throw CheckpointError(fmt::format("its certificate cannot be read: {}", error.what()));
   }
-}
-
-std::string root_digest(const std::string& certificate)
-{
-  const json in = json::parse(certificate, nullptr, false);
-  if (!in.is_object() || !in.contains("root") || !in.at("root").is_string())
-    throw CheckpointError("the certificate has no root digest");
-  return in.at("root").get<std::string>();
 }
 
 std::uint64_t room_for_payload(const Manifest& manifest)

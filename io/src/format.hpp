@@ -58,15 +58,13 @@ struct Certificate {
   std::uint64_t control_digest = 0, ledger_digest = 0, configuration_hash = 0, state_digest = 0;
   std::uint64_t manifest = 0, control_state = 0, configuration = 0;  ///< hashes of the texts
   std::vector<std::uint64_t> tables;  ///< of the hash tables, in the manifest's order
+  std::uint64_t root = 0;             ///< hash of all this; set by certificate_from_json
 };
 
 /// The text carries its own hash.
 std::string to_json(const Certificate& certificate);
 /// Throws CheckpointError if the text is not what was written.
 Certificate certificate_from_json(const std::string& text);
-
-/// The root digest in a certificate's text, as it stands there. Throws CheckpointError.
-std::string root_digest(const std::string& certificate);
 
 /// The places of one array in the file.
 struct ArrayPlace {

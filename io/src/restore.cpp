@@ -3,17 +3,19 @@
 // from the blocks that hold its elements, and the whole is compared with what was saved.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 
 #include "block_reader.hpp"
-#include "flat_layout.hpp"
-#include "format.hpp"
+#include "contents.hpp"
+#include "marker.hpp"
+#include "packed.hpp"
 #include "posix_file.hpp"
 #include "tutti/checkpoint_restore.hpp"
+#include "tutti/device.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"
 #include "vote.hpp"
@@ -23,10 +25,6 @@ namespace {
 
 using namespace detail;
 namespace fs = std::filesystem;
-using json = nlohmann::json;
-
-/// Blocks of the shard that are filled at a time: 4 MiB of each array.
-constexpr std::size_t blocks_at_a_time = 256;
 
 // --- is it this model? ---------------------------------------------------------------------------
 
@@ -57,77 +55,148 @@ std::string shape_text(const std::vector<std::size_t>& shape)
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-/// Index by index of the run's list: where the saved list has the same name.
+/// What of a run is restored, and from where. Index by index of the run's lists.
 struct Match {
-  std::size_t optimizer = 0;
-  std::vector<std::size_t> arrays, parameters;
+  static constexpr std::size_t none = ~std::size_t{0};
+  std::size_t optimizer = none;         ///< in the file; none: nothing of this one is restored
+  std::vector<std::size_t> arrays;      ///< in the file; none: becomes zero
+  std::vector<std::size_t> parameters;  ///< in the file; none: is left as it is
 };
 
-Match compare(const std::string& name, const StateView& state, const ManifestEntry& saved,
-              Differences& differences)
+class Matcher {
+ public:
+  Matcher(const RestoreOptions& options, const Manifest& manifest)
+      : options_(options), manifest_(manifest)
+  {
+  }
+  std::vector<Match> match(std::span<Participant* const> participants,
+                           const std::vector<StateView>& states, Differences& differences);
+
+ private:
+  bool is_wanted(const std::string& optimizer, const std::string& parameter);
+  bool any_wanted(const std::string& optimizer, const ParameterSet& parameters);
+  void match_arrays(const std::string& name, const StateView& state, const ManifestEntry& saved,
+                    Match& match, Differences& differences) const;
+  void match_parameters(const std::string& name, const StateView& state, const ManifestEntry& saved,
+                        Match& match, Differences& differences);
+
+  const RestoreOptions& options_;
+  const Manifest& manifest_;
+  std::vector<bool> used_ = std::vector<bool>(options_.only.size());  ///< patterns that matched
+};
+
+bool Matcher::is_wanted(const std::string& optimizer, const std::string& parameter)
 {
-  Match match;
+  bool wanted = options_.only.empty();
+  for (std::size_t i = 0; i < options_.only.size(); ++i) {
+    const char* pattern = options_.only[i].c_str();
+    if (fnmatch(pattern, parameter.c_str(), 0) != 0 &&
+        fnmatch(pattern, (optimizer + "/" + parameter).c_str(), 0) != 0)
+      continue;
+    wanted = used_[i] = true;
+  }
+  return wanted;
+}
+
+bool Matcher::any_wanted(const std::string& optimizer, const ParameterSet& parameters)
+{
+  bool any = false;
+  for (std::size_t p = 0; p < parameters.size(); ++p)
+    any = is_wanted(optimizer, parameters[p].name) || any;
+  return any;
+}
+
+void Matcher::match_arrays(const std::string& name, const StateView& state,
+                           const ManifestEntry& saved, Match& match, Differences& differences) const
+{
+  const auto place_of = [&](const std::string& array) {
+    const auto found = std::find(saved.arrays.begin(), saved.arrays.end(), array);
+    return found == saved.arrays.end() ? Match::none
+                                       : static_cast<std::size_t>(found - saved.arrays.begin());
+  };
+  bool has_master = false;
   for (const StateArray& array : state.arrays) {
-    const auto found = std::find(saved.arrays.begin(), saved.arrays.end(), array.name);
-    if (found == saved.arrays.end())
+    has_master = has_master || array.name == "master";
+    // A new run's moving average begins with its weights, all else with nothing.
+    const bool is_weights = array.name == "master" || array.name == "ema";
+    if (options_.weights_only && !is_weights) {
+      match.arrays.push_back(Match::none);
+      continue;
+    }
+    match.arrays.push_back(place_of(options_.weights_only ? "master" : array.name));
+    if (match.arrays.back() == Match::none)
       differences.add("array {} of optimizer '{}' is missing", array.name, name);
-    match.arrays.push_back(static_cast<std::size_t>(found - saved.arrays.begin()));
+  }
+  if (options_.weights_only) {
+    if (!has_master) differences.add("optimizer '{}' has no array master here", name);
+    return;
   }
   for (const std::string& array : saved.arrays)
     if (std::none_of(state.arrays.begin(), state.arrays.end(),
                      [&](const StateArray& a) { return a.name == array; }))
       differences.add("array {} of optimizer '{}' is extra", array, name);
+}
 
+void Matcher::match_parameters(const std::string& name, const StateView& state,
+                               const ManifestEntry& saved, Match& match, Differences& differences)
+{
   std::vector<bool> used(saved.parameters.size());
   std::unordered_map<std::string, std::size_t> index;
   for (std::size_t p = 0; p < saved.parameters.size(); ++p) index[saved.parameters[p].name] = p;
   for (std::size_t p = 0; p < state.parameters->size(); ++p) {
     const ParameterSpec& wanted = (*state.parameters)[p];
+    match.parameters.push_back(Match::none);
+    if (!is_wanted(name, wanted.name)) continue;
     const auto found = index.find(wanted.name);
-    match.parameters.push_back(found == index.end() ? 0 : found->second);
     if (found == index.end()) {
       differences.add("parameter {}/{} is missing", name, wanted.name);
       continue;
     }
+    match.parameters.back() = found->second;
     used[found->second] = true;
     const ParameterSpec& stored = saved.parameters[found->second];
     if (stored.shape != wanted.shape)
       differences.add("parameter {}/{} has shape {} there and {} here", name, wanted.name,
                       shape_text(stored.shape), shape_text(wanted.shape));
-    if (stored.precision != wanted.precision)
+    if (stored.precision != wanted.precision && !options_.change_precision)
       differences.add("parameter {}/{} has precision {} there and {} here", name, wanted.name,
                       name_of(stored.precision), name_of(wanted.precision));
   }
   for (std::size_t p = 0; p < used.size(); ++p)
-    if (!used[p]) differences.add("parameter {}/{} is extra", name, saved.parameters[p].name);
-  return match;
+    if (!used[p] && is_wanted(name, saved.parameters[p].name))
+      differences.add("parameter {}/{} is extra", name, saved.parameters[p].name);
 }
 
-// --- metadata on all ranks -----------------------------------------------------------------------
-
-std::string packed(const Metadata& metadata)
+std::vector<Match> Matcher::match(std::span<Participant* const> participants,
+                                  const std::vector<StateView>& states, Differences& differences)
 {
-  json places = json::array();
-  for (const ArrayPlace& place : metadata.places) places.push_back({place.data, place.hashes});
-  return json{
-      {"format_version", metadata.format_version}, {"manifest", metadata.manifest},
-      {"control_state", metadata.control_state},   {"configuration", metadata.configuration},
-      {"certificate", metadata.certificate},       {"places", places}}
-      .dump();
-}
-
-Metadata unpacked(const std::string& text)
-{
-  const json in = json::parse(text);
-  Metadata metadata;
-  in.at("format_version").get_to(metadata.format_version);
-  in.at("manifest").get_to(metadata.manifest);
-  in.at("control_state").get_to(metadata.control_state);
-  in.at("configuration").get_to(metadata.configuration);
-  in.at("certificate").get_to(metadata.certificate);
-  for (const json& place : in.at("places"))
-    metadata.places.push_back({place.at(0).get<std::uint64_t>(), place.at(1).get<std::uint64_t>()});
-  return metadata;
+  const auto& saved = manifest_.optimizers;
+  // With one on either side there is no question which weights are meant.
+  const bool any_name = options_.weights_only && participants.size() == 1 && saved.size() == 1;
+  std::vector<Match> matches(participants.size());
+  std::vector<bool> used(saved.size());
+  for (std::size_t i = 0; i < participants.size(); ++i) {
+    const std::string& name = participants[i]->name();
+    const auto found = std::find_if(saved.begin(), saved.end(), [&](const ManifestEntry& e) {
+      return any_name || e.name == name;
+    });
+    const bool wanted = any_wanted(name, *states[i].parameters);
+    if (found == saved.end()) {
+      if (wanted) differences.add("optimizer '{}' is missing", name);
+      continue;
+    }
+    used[static_cast<std::size_t>(found - saved.begin())] = true;
+    if (!wanted && !any_wanted(name, found->parameters)) continue;
+    matches[i].optimizer = static_cast<std::size_t>(found - saved.begin());
+    match_arrays(name, states[i], *found, matches[i], differences);
+    match_parameters(name, states[i], *found, matches[i], differences);
+  }
+  for (std::size_t i = 0; i < saved.size(); ++i)
+    if (!used[i] && any_wanted(saved[i].name, saved[i].parameters))
+      differences.add("optimizer '{}' is extra", saved[i].name);
+  for (std::size_t i = 0; i < used_.size(); ++i)
+    if (!used_[i]) differences.add("no parameter matches '{}'", options_.only[i]);
+  return matches;
 }
 
 // --- the restore ---------------------------------------------------------------------------------
@@ -146,36 +215,42 @@ class Restore {
 
   RestoredControl run()
   {
-    std::string text;
-    on_rank_zero(world_, [&] { text = packed(read_metadata(path_)); });
-    broadcast(world_, text);
-    std::string path = path_.string();
-    broadcast(world_, path);
+    try {
+      read_metadata();
+    } catch (const CheckpointError& refusal) {
+      throw DamagedCheckpoint(refusal.what());
+    }
     on_all_ranks(world_, [&] {
-      path_ = path;
-      metadata_ = unpacked(text);
-      manifest_ = manifest_from_json(metadata_.manifest);
-      certificate_ = certificate_from_json(metadata_.certificate);
       for (Participant* participant : participants_) states_.push_back(participant->state());
     });
     on_rank_zero(world_, [&] { judge(); });
     on_all_ranks(world_, [&] { match(); });
-    on_all_ranks(world_, [&] { fill(); });
+    try {
+      on_all_ranks(world_, [&] { fill(); });
+      if (is_complete() && options_.verify == Verify::full) compare_digest();
+    } catch (const CheckpointError& refusal) {
+      throw DamagedCheckpoint(refusal.what());
+    }
     check_filled();
-    if (options_.verify == Verify::full) compare_digest();
+    if (is_complete() && options_.verify == Verify::full && topology_.rank() == 0)
+      leave_verified_marker(path_, contents_->certificate.root);
     for (Participant* participant : participants_) participant->restored();
     return result();
   }
 
  private:
+  void read_metadata();
   void judge();
   void match();
   void fill();
   void fill_optimizer(std::size_t index, BlockReader& reader);
+  void fill_blocks(std::size_t index, std::size_t first, std::size_t last, BlockReader& reader);
   void check_filled();
   void compare_digest();
   RestoredControl result() const;
 
+  /// All of the file goes into all of the run.
+  bool is_complete() const { return options_.only.empty() && !options_.weights_only; }
   std::string refused(const std::string& reason, const char* suggestion) const
   {
     return fmt::format("checkpoint {} is refused ({}); {}", path_.string(), reason, suggestion);
@@ -186,41 +261,34 @@ class Restore {
   fs::path path_;
   std::span<Participant* const> participants_;
   const RestoreOptions& options_;
-  Metadata metadata_;
-  Manifest manifest_;
-  Certificate certificate_;
-  ControlState control_;
+  std::optional<Contents> contents_;
   std::vector<StateView> states_;
   std::vector<Match> matches_;
   std::vector<std::uint64_t> filled_;  ///< elements of each optimizer that this rank filled
+  Cut cut_;
+  std::vector<float> staging_;  ///< on the way to a device
 };
+
+void Restore::read_metadata()
+{
+  contents_.emplace(read_and_share(path_, world_));
+  path_ = contents_->path;
+}
 
 /// Everything that is compared before anything is overwritten.
 void Restore::judge()
 {
   match();
-  const ControlState control = control_state_from_json(metadata_.control_state);
-  std::size_t parameters = 0;
-  for (const ManifestEntry& optimizer : manifest_.optimizers)
-    parameters += optimizer.parameters.size();
-  if (control.step != certificate_.step || control.attempt != certificate_.attempt ||
-      control.digest() != certificate_.control_digest ||
-      control.ledger.digest() != certificate_.ledger_digest || control.clocks.size() != parameters)
-    throw CheckpointError(
-        refused("its control state is not that of its certificate", "restore another one"));
-  if (options_.epoch_samples && control.ledger.epoch_samples != *options_.epoch_samples)
-    throw CheckpointError(
-        refused(fmt::format("its epoch has {} samples and this run's has {}",
-                            control.ledger.epoch_samples, *options_.epoch_samples),
-                "give the data that it was trained on"));
+  const std::uint64_t samples = contents_->control.ledger.epoch_samples;
+  if (options_.epoch_samples && samples != *options_.epoch_samples)
+    throw CheckpointError(refused(fmt::format("its epoch has {} samples and this run's has {}",
+                                              samples, *options_.epoch_samples),
+                                  "give the data that it was trained on"));
 }
 
 void Restore::match()
 {
-  Differences differences;
-  matches_.clear();
   for (std::size_t i = 0; i < participants_.size(); ++i) {
-    const std::string& name = participants_[i]->name();
     const StateView& state = states_[i];
     if (state.parameters == nullptr || state.plan == nullptr ||
         state.plan->size() != topology_.size() ||
@@ -228,20 +296,10 @@ void Restore::match()
       throw InvalidArgument(
           fmt::format("optimizer '{}' cannot be restored (its shard plan is not one of this job); "
                       "build it from the same topology",
-                      name));
-    const auto saved = std::find_if(manifest_.optimizers.begin(), manifest_.optimizers.end(),
-                                    [&](const ManifestEntry& e) { return e.name == name; });
-    if (saved == manifest_.optimizers.end()) {
-      differences.add("optimizer '{}' is missing", name);
-      continue;
-    }
-    matches_.push_back(compare(name, state, *saved, differences));
-    matches_.back().optimizer = static_cast<std::size_t>(saved - manifest_.optimizers.begin());
+                      participants_[i]->name()));
   }
-  for (const ManifestEntry& saved : manifest_.optimizers)
-    if (std::none_of(participants_.begin(), participants_.end(),
-                     [&](const Participant* p) { return p->name() == saved.name; }))
-      differences.add("optimizer '{}' is extra", saved.name);
+  Differences differences;
+  matches_ = Matcher(options_, contents_->manifest).match(participants_, states_, differences);
   if (differences.any())
     throw CheckpointError(refused("it is of another model: " + differences.text(),
                                   "restore it into the model that was saved"));
@@ -249,84 +307,67 @@ void Restore::match()
 
 void Restore::fill()
 {
+  filled_.assign(participants_.size(), 0);
+  const bool owns_some = std::any_of(states_.begin(), states_.end(), [&](const StateView& s) {
+    return !s.plan->shard(topology_.rank()).empty();
+  });
+  if (!owns_some) return;
   const PosixFile file = PosixFile::open_to_read(path_);
-  BlockReader reader(file, path_.string(), options_.verify == Verify::full);
-  for (std::size_t i = 0; i < participants_.size(); ++i) fill_optimizer(i, reader);
+  BlockReader reader(file, *contents_, options_.verify);
+  for (std::size_t i = 0; i < participants_.size(); ++i)
+    if (matches_[i].optimizer != Match::none) fill_optimizer(i, reader);
 }
-
-/// Elements that are consecutive both in the file and in the shard.
-struct Copy {
-  std::size_t from = 0;  ///< flat element of the file
-  std::size_t to = 0;    ///< element of the shard
-  std::size_t count = 0;
-};
 
 void Restore::fill_optimizer(std::size_t index, BlockReader& reader)
 {
+  const ShardPlan& plan = *states_[index].plan;
+  const std::vector<std::uint32_t>& shard = plan.shard(topology_.rank());
+  const SlotLayout& slot = plan.layout(topology_.model_rank());
+  const auto is_restored = [&](std::size_t b) {
+    return matches_[index].parameters[slot.parameter_of(shard[b])] != Match::none;
+  };
+  for (std::size_t first = 0; first < shard.size();) {
+    std::size_t last = first;
+    while (last < shard.size() && last - first < blocks_at_a_time && is_restored(last)) ++last;
+    if (last > first) fill_blocks(index, first, last, reader);
+    first = std::max(last, first + 1);
+  }
+}
+
+/// Blocks [first, last) of the shard, all of parameters that are restored.
+void Restore::fill_blocks(std::size_t index, std::size_t first, std::size_t last,
+                          BlockReader& reader)
+{
   const StateView& state = states_[index];
   const Match& match = matches_[index];
-  const ManifestEntry& saved = manifest_.optimizers[match.optimizer];
-  const FlatLayout layout(saved.parameters, manifest_.model_parallel);
-  std::size_t first_place = 0;
-  for (std::size_t i = 0; i < match.optimizer; ++i)
-    first_place += manifest_.optimizers[i].arrays.size();
-
+  const FlatLayout& layout = contents_->layouts[match.optimizer];
   const std::vector<std::uint32_t>& shard = state.plan->shard(topology_.rank());
   const SlotLayout& slot = state.plan->layout(topology_.model_rank());
-  std::uint64_t& filled = filled_.emplace_back(0);
-  std::vector<Copy> copies;
-  std::vector<std::size_t> blocks;  // of the file
-
-  for (std::size_t first = 0; first < shard.size(); first += blocks_at_a_time) {
-    const std::size_t last = std::min(shard.size(), first + blocks_at_a_time);
-    copies.clear();
-    blocks.clear();
-    for (std::size_t b = first; b < last; ++b) {
-      const std::uint32_t p = slot.parameter_of(shard[b]);
-      const Piece& piece = slot.piece(p);
-      const std::size_t begin = (shard[b] - piece.first_block) * block_elements;
-      const std::size_t end = std::min(piece.elements, begin + block_elements);
-      for (std::size_t e = begin; e < end;) {
-        const auto run = layout.locate(match.parameters[p], piece.global_index(e));
-        const std::size_t row_left = piece.inner - e % piece.inner;
-        const std::size_t count = std::min({run.count, row_left, end - e});
-        copies.push_back({run.element, b * block_elements + (e - begin), count});
-        for (std::size_t f = run.element / block_elements;
-             f <= (run.element + count - 1) / block_elements; ++f)
-          if (blocks.empty() || blocks.back() != f) blocks.push_back(f);
-        e += count;
-        filled += count;
-      }
+  cut_.clear();
+  for (std::size_t b = first; b < last; ++b) {
+    const std::uint32_t p = slot.parameter_of(shard[b]);
+    const Piece& piece = slot.piece(p);
+    const std::size_t begin = (shard[b] - piece.first_block) * block_elements;
+    const std::size_t end = std::min(piece.elements, begin + block_elements);
+    for (std::size_t e = begin; e < end;) {
+      // Consecutive both in the file and in the shard.
+      const auto run = layout.locate(match.parameters[p], piece.global_index(e));
+      const std::size_t row_left = piece.inner - e % piece.inner;
+      const std::size_t count = std::min({run.count, row_left, end - e});
+      cut_.add(run.element, (b - first) * block_elements + (e - begin), count);
+      e += count;
+      filled_[index] += count;
     }
-    std::sort(blocks.begin(), blocks.end());
-    blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+  }
 
-    for (std::size_t a = 0; a < state.arrays.size(); ++a) {
-      const StateArray& array = state.arrays[a];
-      reader.read(saved, layout, array.name, metadata_.places[first_place + match.arrays[a]],
-                  blocks);
-      std::fill(array.data + first * block_elements, array.data + last * block_elements, 0.0f);
-      for (const Copy& copy : copies) {
-        // A run's blocks are all there and follow each other, in the buffer as in the file.
-        const auto at = std::lower_bound(blocks.begin(), blocks.end(), copy.from / block_elements);
-        const float* from = reader.buffer() +
-                            static_cast<std::size_t>(at - blocks.begin()) * block_elements +
-                            copy.from % block_elements;
-        std::copy_n(from, copy.count, array.data + copy.to);
-        const std::size_t bad = first_illegal(array.name, from, copy.count);
-        if (bad == copy.count) continue;
-        const std::size_t b = copy.to / block_elements;
-        const std::uint32_t p = slot.parameter_of(shard[b]);
-        const std::size_t in_piece = (shard[b] - slot.piece(p).first_block) * block_elements +
-                                     copy.to % block_elements + bad;
-        throw CheckpointError(
-            refused(fmt::format("{} block {}: element {} of parameter '{}' is {}",
-                                saved.data_path(array.name), (copy.from + bad) / block_elements,
-                                slot.piece(p).global_index(in_piece), (*state.parameters)[p].name,
-                                from[bad]),
-                    "restore another one"));
-      }
-    }
+  const std::size_t elements = (last - first) * block_elements;
+  if (state.device != nullptr) staging_.resize(elements);
+  for (std::size_t a = 0; a < state.arrays.size(); ++a) {
+    float* const target = state.arrays[a].data + first * block_elements;
+    float* const here = state.device != nullptr ? staging_.data() : target;
+    std::fill_n(here, elements, 0.0f);  // what is not an element is padding
+    if (match.arrays[a] != Match::none) cut_.read(reader, match.optimizer, match.arrays[a], here);
+    if (state.device != nullptr) state.device->copy(target, here, elements * sizeof(float));
   }
 }
 
@@ -339,7 +380,8 @@ void Restore::check_filled()
             "MPI_Allreduce of restored elements");
   for (std::size_t i = 0; i < filled_.size(); ++i) {
     std::uint64_t elements = 0;
-    for (std::size_t p = 0; p < states_[i].parameters->size(); ++p) {
+    for (std::size_t p = 0; p < matches_[i].parameters.size(); ++p) {
+      if (matches_[i].parameters[p] == Match::none) continue;
       std::uint64_t product = 1;
       for (const std::size_t extent : (*states_[i].parameters)[p].shape) product *= extent;
       elements += product;
@@ -355,36 +397,41 @@ void Restore::check_filled()
 void Restore::compare_digest()
 {
   const std::uint64_t digest = state_digest(participants_, world_);
-  if (digest != certificate_.state_digest)
+  if (digest != contents_->certificate.state_digest)
     throw CheckpointError(
         refused(fmt::format("the restored state has digest {:016x} and its certificate {:016x}",
-                            digest, certificate_.state_digest),
+                            digest, contents_->certificate.state_digest),
                 "restore another one"));
 }
 
 RestoredControl Restore::result() const
 {
   RestoredControl out;
-  out.control = control_state_from_json(metadata_.control_state);
-  out.configuration = metadata_.configuration;
-  out.state_digest = certificate_.state_digest;
-  out.format_version = metadata_.format_version;
-  out.ranks = manifest_.ranks;
-  out.model_parallel = manifest_.model_parallel;
+  out.configuration = contents_->metadata.configuration;
+  out.step = contents_->certificate.step;
+  out.state_digest = contents_->certificate.state_digest;
+  out.format_version = contents_->metadata.format_version;
+  out.ranks = contents_->manifest.ranks;
+  out.model_parallel = contents_->manifest.model_parallel;
+  if (options_.weights_only) return out;
 
   // The clocks of all optimizers' parameters lie one after the other, in the saved run's order.
   std::vector<std::size_t> first;
   std::size_t clocks = 0;
-  for (const ManifestEntry& optimizer : manifest_.optimizers) {
+  for (const ManifestEntry& optimizer : contents_->manifest.optimizers) {
     first.push_back(clocks);
     clocks += optimizer.parameters.size();
   }
-  std::vector<ParameterClock> ordered;
-  ordered.reserve(clocks);
-  for (const Match& match : matches_)
-    for (const std::size_t p : match.parameters)
-      ordered.push_back(out.control.clocks[first[match.optimizer] + p]);
-  out.control.clocks = std::move(ordered);
+  out.control = contents_->control;
+  out.control.clocks.clear();
+  for (std::size_t i = 0; i < matches_.size(); ++i)
+    for (std::size_t p = 0; p < states_[i].parameters->size(); ++p) {
+      const Match& match = matches_[i];
+      const bool restored = match.optimizer != Match::none && match.parameters[p] != Match::none;
+      out.control.clocks.push_back(
+          restored ? contents_->control.clocks[first[match.optimizer] + match.parameters[p]]
+                   : ParameterClock{});
+    }
   return out;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// The files of a checkpoint directory by their names: checkpoints of steps, markers beside them,
-// and the hidden files of saves that are under way. What is in a checkpoint is not looked at here.
+// The files of a checkpoint directory by their names: checkpoints of steps, and
+// the hidden files of saves that are under way. What is in a checkpoint is not looked at here.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,8 @@ std::string checkpoint_name(std::uint64_t step);
 /// Names of files of steps, the highest step first; none if the directory does not exist. Throws
 /// IoError when it cannot be read.
 std::vector<std::string> files_by_step(const std::filesystem::path& directory);
-
-/// Beside a checkpoint: whoever verified all of it leaves its root digest here ...
-std::filesystem::path verified_marker(const std::filesystem::path& checkpoint);
-/// ... and with this one it is never removed by retention.
-std::filesystem::path pin_marker(const std::filesystem::path& checkpoint);
+/// Of two names of files of steps: the first is of a lower step.
+bool is_older_step(const std::string& name, const std::string& than);
 
 /// The hidden name under which a file comes into being, and a lock that is held for as long as this
 /// lives and is let go by a process that dies. The lock is a file of its own: HDF5 and MPI-IO lock

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Names are `.step-<digits>.h5.<8 hex digits>` with an ending: `.tmp` for the file, `.tmp.latest`
 // for the pointer, `.lock` for the lock. The lock is there before the others and goes after them.
-#include "checkpoint_files.hpp"
+#include "directory.hpp"
 
 #include <fmt/format.h>
 
@@ -57,6 +57,12 @@ bool take_over(const fs::path& stem, PosixFile& lock)
 
 std::string checkpoint_name(std::uint64_t step) { return fmt::format("step-{:012}.h5", step); }
 
+// More digits are a higher step: names are padded, but only to twelve.
+bool is_older_step(const std::string& name, const std::string& than)
+{
+  return name.size() != than.size() ? name.size() < than.size() : name < than;
+}
+
 std::vector<std::string> files_by_step(const fs::path& directory)
 {
   std::vector<std::string> names;
@@ -67,15 +73,10 @@ std::vector<std::string> files_by_step(const fs::path& directory)
     if (is_checkpoint_name(entries->path().filename().string()))
       names.push_back(entries->path().filename().string());
   if (error) throw IoError(system_error_text("list", directory, error.value()));
-  // More digits are a higher step: names are padded, but only to twelve.
-  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() > b.size() : a > b;
-  });
+  std::sort(names.begin(), names.end(),
+            [](const std::string& a, const std::string& b) { return is_older_step(b, a); });
   return names;
 }
-
-fs::path verified_marker(const fs::path& checkpoint) { return checkpoint.string() + ".verified"; }
-fs::path pin_marker(const fs::path& checkpoint) { return checkpoint.string() + ".pin"; }
 
 HiddenName::HiddenName(const fs::path& directory, const std::string& name)
 {

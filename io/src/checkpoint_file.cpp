@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// The public reader, over the same contents, blocks and cuts as a restore.
+#include "tutti/checkpoint_file.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "block_reader.hpp"
+#include "contents.hpp"
+#include "directory.hpp"
+#include "hdf5.hpp"
+#include "marker.hpp"
+#include "packed.hpp"
+#include "posix_file.hpp"
+#include "tutti/error.hpp"
+#include "tutti/mpi_check.hpp"
+#include "vote.hpp"
+
+namespace tutti {
+namespace {
+
+using namespace detail;
+namespace fs = std::filesystem;
+
+/// Reasons that a verification reports, of a rank and of all.
+constexpr std::size_t most_reasons = 8;
+
+Contents contents_of(const fs::path& path)
+{
+  const QuietHdf5 quiet;
+  try {
+    return read_contents(path);
+  } catch (const CheckpointError& refusal) {
+    throw DamagedCheckpoint(refusal.what());
+  }
+}
+
+/// Damage among blocks [begin, end) of all arrays, counted one after the other.
+std::vector<std::string> damage_in(const Contents& contents, const PosixFile& file,
+                                   std::uint64_t begin, std::uint64_t end)
+{
+  std::vector<std::string> damage;
+  BlockReader reader(file, contents, Verify::full);
+  std::vector<std::size_t> blocks;
+  const auto read = [&](std::size_t optimizer, std::size_t array, std::size_t from,
+                        std::size_t to) {
+    blocks.clear();
+    for (std::size_t b = from; b < to; ++b) blocks.push_back(b);
+    reader.read(optimizer, array, blocks);
+  };
+  std::uint64_t first = 0;  // of the array
+  for (std::size_t o = 0; o < contents.manifest.optimizers.size(); ++o) {
+    const std::size_t count = contents.optimizer(o).blocks;
+    for (std::size_t a = 0; a < contents.optimizer(o).arrays.size(); ++a, first += count) {
+      const std::uint64_t stop = std::min<std::uint64_t>(first + count, end);
+      for (std::uint64_t at = std::max(first, begin); at < stop;) {
+        const std::uint64_t next = std::min<std::uint64_t>(stop, at + blocks_at_a_time);
+        try {
+          read(o, a, at - first, next - first);
+        } catch (const CheckpointError&) {
+          for (std::uint64_t b = at; b < next; ++b) try {
+              read(o, a, b - first, b + 1 - first);
+            } catch (const CheckpointError& bad) {
+              damage.emplace_back(bad.what());
+            }
+        }
+        at = next;
+      }
+    }
+  }
+  return damage;
+}
+
+std::uint64_t blocks_in(const Contents& contents)
+{
+  std::uint64_t blocks = 0;
+  for (const ManifestEntry& optimizer : contents.manifest.optimizers)
+    blocks += optimizer.arrays.size() * optimizer.blocks;
+  return blocks;
+}
+
+/// Collective: the first `most` lines in the order of ranks, on all of them.
+std::vector<std::string> gather_lines(MPI_Comm communicator, const std::vector<std::string>& mine,
+                                      std::size_t most)
+{
+  int rank = 0;
+  int size = 1;
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
+  std::string text;
+  for (const std::string& line : mine) text += line + '\0';
+  const int length = static_cast<int>(text.size());
+  std::vector<int> lengths(static_cast<std::size_t>(size)), begins(lengths.size());
+  check_mpi(MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, communicator),
+            "MPI_Gather");
+  for (std::size_t r = 1; r < begins.size(); ++r) begins[r] = begins[r - 1] + lengths[r - 1];
+  std::string all(rank == 0 ? static_cast<std::size_t>(begins.back() + lengths.back()) : 0, ' ');
+  check_mpi(MPI_Gatherv(text.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(),
+                        MPI_CHAR, 0, communicator),
+            "MPI_Gatherv");
+  broadcast(communicator, all);
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < all.size() && lines.size() < most;) {
+    const std::size_t end = all.find('\0', at);
+    lines.push_back(all.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+template <class List, class Name>
+std::size_t index_of(const List& list, Name name, std::string_view wanted, const char* kind,
+                     const fs::path& path)
+{
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (name(list[i]) == wanted) return i;
+  throw InvalidArgument(
+      fmt::format("checkpoint {} has no {} '{}' (see tutti checkpoint show); give "
+                  "a name that is there",
+                  path.string(), kind, wanted));
+}
+
+}  // namespace
+
+struct CheckpointFile::Impl {
+  explicit Impl(const fs::path& path)
+      : contents(contents_of(path)), file(PosixFile::open_to_read(path))
+  {
+    for (const ManifestEntry& entry : contents.manifest.optimizers)
+      optimizers.push_back({entry.name, entry.arrays, entry.parameters, entry.views, entry.blocks});
+  }
+  Contents contents;
+  PosixFile file;
+  std::vector<Optimizer> optimizers;
+};
+
+CheckpointFile::CheckpointFile(const fs::path& path) : impl_(std::make_unique<Impl>(path)) {}
+CheckpointFile::CheckpointFile(CheckpointFile&&) noexcept = default;
+CheckpointFile& CheckpointFile::operator=(CheckpointFile&&) noexcept = default;
+CheckpointFile::~CheckpointFile() = default;
+
+const fs::path& CheckpointFile::path() const { return impl_->contents.path; }
+fs::file_time_type CheckpointFile::time() const
+{
+  std::error_code error;
+  const auto time = fs::last_write_time(path(), error);
+  if (error) throw IoError(system_error_text("look at", path(), error.value()));
+  return time;
+}
+std::uint32_t CheckpointFile::format_version() const
+{
+  return impl_->contents.metadata.format_version;
+}
+std::uint64_t CheckpointFile::step() const { return impl_->contents.certificate.step; }
+std::uint64_t CheckpointFile::attempt() const { return impl_->contents.certificate.attempt; }
+int CheckpointFile::ranks() const { return impl_->contents.manifest.ranks; }
+int CheckpointFile::model_parallel() const { return impl_->contents.manifest.model_parallel; }
+const ControlState& CheckpointFile::control() const { return impl_->contents.control; }
+const std::string& CheckpointFile::configuration() const
+{
+  return impl_->contents.metadata.configuration;
+}
+const std::string& CheckpointFile::control_state() const
+{
+  return impl_->contents.metadata.control_state;
+}
+const std::string& CheckpointFile::certificate() const
+{
+  return impl_->contents.metadata.certificate;
+}
+std::uint64_t CheckpointFile::root() const { return impl_->contents.certificate.root; }
+std::uint64_t CheckpointFile::state_digest() const
+{
+  return impl_->contents.certificate.state_digest;
+}
+const std::vector<CheckpointFile::Optimizer>& CheckpointFile::optimizers() const
+{
+  return impl_->optimizers;
+}
+bool CheckpointFile::is_marked_verified() const { return has_verified_marker(path(), root()); }
+bool CheckpointFile::is_pinned() const { return detail::is_pinned(path()); }
+void CheckpointFile::mark_verified() const { leave_verified_marker(path(), root()); }
+
+void CheckpointFile::read(std::string_view optimizer, std::string_view parameter,
+                          std::string_view array, std::uint64_t first,
+                          std::span<float> values) const
+{
+  const Contents& contents = impl_->contents;
+  const auto& all = contents.manifest.optimizers;
+  const std::size_t o = index_of(
+      all, [](const ManifestEntry& e) { return std::string_view(e.name); }, optimizer, "optimizer",
+      path());
+  const std::size_t a = index_of(
+      all[o].arrays, [](const std::string& n) { return std::string_view(n); }, array, "array",
+      path());
+  std::size_t p = 0;
+  while (p < all[o].parameters.size() && all[o].parameters[p].name != parameter) ++p;
+  if (p == all[o].parameters.size())
+    throw InvalidArgument(
+        fmt::format("checkpoint {} has no parameter '{}/{}' (see tutti checkpoint show); give a "
+                    "name that is there",
+                    path().string(), optimizer, parameter));
+  std::uint64_t elements = 1;
+  for (const std::size_t extent : all[o].parameters[p].shape) elements *= extent;
+  if (first > elements || values.size() > elements - first)
+    throw InvalidArgument(
+        fmt::format("{}/{} has no elements [{}, {}) (it has {}); give a range "
+                    "within it",
+                    optimizer, parameter, first, first + values.size(), elements));
+
+  BlockReader reader(impl_->file, contents, Verify::full);
+  Cut cut;
+  for (std::size_t at = 0; at < values.size();) {
+    const std::size_t end = std::min(values.size(), at + blocks_at_a_time * block_elements);
+    cut.clear();
+    for (std::size_t e = at; e < end;) {
+      const auto run = contents.layouts[o].locate(p, first + e);
+      const std::size_t count = std::min(run.count, end - e);
+      cut.add(run.element, e, count);
+      e += count;
+    }
+    try {
+      cut.read(reader, o, a, values.data());
+    } catch (const CheckpointError& damage) {
+      throw DamagedCheckpoint(damage.what());
+    }
+    at = end;
+  }
+}
+
+std::uint64_t CheckpointFile::blocks() const { return blocks_in(impl_->contents); }
+
+std::vector<std::string> CheckpointFile::find_damage(std::uint64_t begin, std::uint64_t end) const
+{
+  return damage_in(impl_->contents, impl_->file, begin, end);
+}
+
+std::vector<fs::path> checkpoint_files(const fs::path& directory)
+{
+  std::vector<fs::path> files;
+  for (const std::string& name : files_by_step(directory)) files.push_back(directory / name);
+  return files;
+}
+
+CheckpointVerification verify_checkpoint(const fs::path& path)
+{
+  const CheckpointFile file(path);
+  std::vector<std::string> damage = file.find_damage(0, file.blocks());
+  CheckpointVerification result{file.step(), file.root(), file.blocks(), damage.size(), {}};
+  damage.resize(std::min(damage.size(), most_reasons));
+  result.reasons = std::move(damage);
+  if (result.damaged == 0) file.mark_verified();
+  return result;
+}
+
+CheckpointVerification verify_checkpoint(const fs::path& path, MPI_Comm communicator)
+{
+  int rank = 0;
+  int size = 1;
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
+  const QuietHdf5 quiet;
+  const Contents contents = [&] {
+    try {
+      return read_and_share(path, communicator);
+    } catch (const CheckpointError& refusal) {
+      throw DamagedCheckpoint(refusal.what());
+    }
+  }();
+
+  CheckpointVerification result;
+  result.step = contents.certificate.step;
+  result.root = contents.certificate.root;
+  result.blocks = blocks_in(contents);
+  std::vector<std::string> mine;
+  on_all_ranks(communicator, [&] {
+    const auto part = [&](int r) {
+      return result.blocks / static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(r) +
+             std::min<std::uint64_t>(static_cast<std::uint64_t>(r),
+                                     result.blocks % static_cast<std::uint64_t>(size));
+    };
+    if (part(rank) == part(rank + 1)) return;
+    const PosixFile file = PosixFile::open_to_read(contents.path);
+    mine = damage_in(contents, file, part(rank), part(rank + 1));
+  });
+  result.damaged = mine.size();
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &result.damaged, 1, MPI_UINT64_T, MPI_SUM, communicator),
+            "MPI_Allreduce of damaged blocks");
+  mine.resize(std::min(mine.size(), most_reasons));
+  result.reasons = gather_lines(communicator, mine, most_reasons);
+  if (result.damaged == 0 && rank == 0) leave_verified_marker(contents.path, result.root);
+  return result;
+}
+
+}  // namespace tutti
