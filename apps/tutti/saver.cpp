@@ -97,7 +97,8 @@ void Saver::save(bool background)
     }
     const std::filesystem::path path = writer_.save(coordinator_.boundary());
     saved_step_ = boundary_step_;
-    reporter_.note(fmt::format("step {}: checkpoint {}", boundary_step_, path.string()));
+    reporter_.note(fmt::format("step {}: checkpoint {} ({:.3f} s)", boundary_step_, path.string(),
+                               duration<double>(steady_clock::now() - last_begin_).count()));
   });
 }
 
