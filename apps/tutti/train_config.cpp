@@ -141,7 +141,7 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("checkpoint-io", c.checkpoint_io, Role::launch, {"mpiio", "skeleton"},
          "by parallel HDF5, or by pwrite at the places that it gives; the same bytes");
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
-         "when a checkpoint cannot be written");
+         "when a checkpoint cannot be written; that of the last step fails the run in any case");
   text("resume", "latest|FILE", c.resume, Role::launch, "go on from a checkpoint");
   choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
          "how much of a checkpoint is compared with its hashes when it is restored");
