@@ -112,7 +112,8 @@ void Saver::save(bool background)
     }
     const std::filesystem::path path = writer_.save(coordinator_.boundary());
     note_saved(path.string());
-    reporter_.note(fmt::format("step {}: checkpoint {}", boundary_step_, path.string()));
+    reporter_.note(fmt::format("step {}: checkpoint {} ({:.3f} s)", boundary_step_, path.string(),
+                               duration<double>(steady_clock::now() - last_begin_).count()));
   });
 }
 

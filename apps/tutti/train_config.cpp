@@ -147,7 +147,7 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("checkpoint-io", c.checkpoint_io, Role::launch, {"mpiio", "skeleton"},
          "by parallel HDF5, or by pwrite at the places that it gives; the same bytes");
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
-         "when a checkpoint cannot be written");
+         "when a checkpoint cannot be written; that of the last step fails the run in any case");
   text("resume", "latest|auto|FILE", c.resume, Role::launch,
        "go on from a checkpoint; auto: from the latest, or a new run if there is none");
   choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},

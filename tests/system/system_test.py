@@ -634,6 +634,12 @@ def saves(t):
         t.check("step 3 is not saved: rank 2: planned" in result.err, "it is said", result)
         t.check(3 not in steps(folder) and 12 in steps(folder), f"{names(folder)}", result)
 
+    folder = t.scratch / "last"
+    words = ["--checkpoint-dir", folder, "--on-checkpoint-error", "continue"]
+    result = t.train(4, *words, "--fault", "throw:step=12,rank=1,phase=save_sync", base=base)
+    t.check(result.code == 1, "a last step that is not saved is an error", result)
+    t.check(result.digest == plain.digest, "after a whole run", result)
+
     # A limit on file sizes is an error with its reason, and not a signal.
     limited = t.scratch / "limited"
     limited.write_text('#!/bin/sh\nulimit -f 20000\nexec "$@"\n')
