@@ -85,8 +85,8 @@ struct Simulation {
       count_wrong += std::bit_cast<std::uint64_t>(field[e]) !=
                      word("field", global_index(field_part, field_shape, e));
     for (std::size_t e = 0; e < cube.size(); ++e)
-      count_wrong +=
-          static_cast<std::uint64_t>(cube[e]) != word("cube", global_index(cube_part, cube_shape, e));
+      count_wrong += static_cast<std::uint64_t>(cube[e]) !=
+                     word("cube", global_index(cube_part, cube_shape, e));
     for (std::size_t e = 0; e < bytes.size(); ++e)
       count_wrong += bytes[e] != static_cast<std::uint8_t>(word("bytes", e));
     return count_wrong + (time != 0.1) + (count != -7);
