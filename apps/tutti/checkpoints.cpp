@@ -3,6 +3,7 @@
 #include "checkpoints.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 
@@ -18,23 +19,26 @@ FoundCheckpoint find_checkpoint(const std::string& which, const std::string& fol
                                 const std::string& passed_over)
 {
   FoundCheckpoint found;
-  if (which == "latest") {
+  if (which == "latest" || which == "auto") {
+    const bool may_start = which == "auto" && passed_over.empty();
     Topology topology(world);  // only to ask with: the degrees of the run are not known yet
     collectively(world, [&] {
       const auto path = latest_checkpoint(folder, topology, &found.refused, passed_over);
-      if (!path && !passed_over.empty())
+      if (path) found.path = path->string();
+      if (path || (may_start && found.refused.empty())) return;
+      if (!passed_over.empty())
         throw IoError(fmt::format(
             "checkpoint-dir {} holds no good checkpoint (none of step-*.h5 could be restored, {} "
             "was the last; the reasons stand above); give a file, or start anew",
             folder, found.refused.empty() ? passed_over : found.refused.back()));
-      if (!path)
-        throw ConfigError(fmt::format(
-            "checkpoint-dir {} holds no complete checkpoint ({}); leave --resume out to start "
-            "anew",
-            folder, found.refused.empty() ? "no file step-*.h5" : found.refused.front()));
-      found.path = path->string();
+      throw ConfigError(fmt::format(
+          "checkpoint-dir {} holds no complete checkpoint ({}); {} to start anew", folder,
+          found.refused.empty() ? "no file step-*.h5"
+                                : fmt::format("{}", fmt::join(found.refused, ", and ")),
+          may_start ? "move its files away" : "leave --resume out"));
     });
     topology.close();
+    if (found.path.empty()) return found;
   } else {
     found.path = which;
   }

@@ -20,10 +20,12 @@ constexpr std::chrono::minutes patience{10};
 }  // namespace
 
 Saver::Saver(const TrainConfig& config, std::string configuration, const Topology& topology,
-             Coordinator& coordinator, const FaultPlan& faults, Reporter& reporter)
+             Coordinator& coordinator, const FaultPlan& faults, StopRequest& stop,
+             Reporter& reporter)
     : config_(config),
       topology_(topology),
       coordinator_(coordinator),
+      stop_(stop),
       reporter_(reporter),
       background_(config.checkpoint_async == "on"),
       go_on_(config.on_checkpoint_error == "continue"),
@@ -81,6 +83,12 @@ void Saver::guarded(const std::function<void()>& work)
   }
 }
 
+void Saver::note_saved()
+{
+  saved_attempt_ = boundary_attempt_;
+  stop_.saved(duration<double>(steady_clock::now() - last_begin_).count());
+}
+
 void Saver::save(bool background)
 {
   due_ = false;
@@ -96,7 +104,7 @@ void Saver::save(bool background)
       return;
     }
     const std::filesystem::path path = writer_.save(coordinator_.boundary());
-    saved_step_ = boundary_step_;
+    note_saved();
     reporter_.note(fmt::format("step {}: checkpoint {}", boundary_step_, path.string()));
   });
 }
@@ -105,7 +113,7 @@ void Saver::end_background_save(const std::function<std::filesystem::path()>& en
 {
   guarded([&] {
     const std::filesystem::path path = end();
-    saved_step_ = boundary_step_;
+    note_saved();
     reporter_.note(fmt::format("step {}: checkpoint {}{}", boundary_step_, path.string(), begun_));
   });
 }
@@ -118,9 +126,9 @@ bool Saver::finish(bool halted)
     coordinator_.forget_save();
     end_background_save([&] { return *writer_.drain(patience); });
   }
-  const std::uint64_t step = coordinator_.control().step;
-  if (!halted && saved_step_ != step) save(false);
-  return halted || saved_step_ == step;
+  const std::uint64_t attempt = coordinator_.control().attempt;
+  if (!halted && saved_attempt_ != attempt) save(false);
+  return halted || saved_attempt_ == attempt;
 }
 
 }  // namespace tutti::apps

@@ -24,6 +24,7 @@
 #include "run_log.hpp"
 #include "sample_order.hpp"
 #include "saver.hpp"
+#include "stop_request.hpp"
 #include "tutti/checkpoint_restore.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
@@ -74,7 +75,7 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
 class Trainer {
  public:
   /// `checkpoint`: to restore; without a path: none.
-  Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint);
+  Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint, StopRequest& stop);
   /// Fills the optimizer; false (on all ranks) if the checkpoint turned out to be damaged and
   /// another one may be tried.
   bool start();
@@ -90,12 +91,14 @@ class Trainer {
   void compute_micro_batch(Window& window, std::uint32_t micro);
   bool attempt();
   void after_commit();
+  void say_why_stopped();
   double evaluate();
   void summarize();
 
   OptionTable& table_;
   TrainConfig& config_;
   MPI_Comm world_ = MPI_COMM_WORLD;
+  StopRequest& stop_;
   FoundCheckpoint checkpoint_;
 
   FaultPlan faults_;
@@ -115,6 +118,7 @@ class Trainer {
   std::vector<std::byte> staging_;  ///< weights on their way from a device
   std::string log_failure_;         ///< becomes a flag of the next window
   std::optional<Outcome> halted_;
+  bool stopped_ = false;  ///< asked to, before the last step
   double final_loss_ = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> accuracy_;
   std::uint64_t accuracy_step_ = 0;
@@ -123,8 +127,9 @@ class Trainer {
   steady_clock::time_point start_ = steady_clock::now();
 };
 
-Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint)
-    : table_(table), config_(config), checkpoint_(std::move(checkpoint))
+Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint,
+                 StopRequest& stop)
+    : table_(table), config_(config), stop_(stop), checkpoint_(std::move(checkpoint))
 {
   int ranks = 1;
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
@@ -188,7 +193,7 @@ void Trainer::build()
                                                  coordinator);
   });
   saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
-                                   faults_, *reporter_);
+                                   faults_, stop_, *reporter_);
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
@@ -239,7 +244,8 @@ bool Trainer::start()
   if (config_.resume.empty()) initialize();
   if (!checkpoint_.path.empty()) {
     std::string damage;  // the same on all ranks
-    const bool may_try_another = config_.resume == "latest" || config_.init_from == "latest";
+    const std::string& which = config_.resume.empty() ? config_.init_from : config_.resume;
+    const bool may_try_another = which == "latest" || which == "auto";
     collectively(world_, [&] {
       try {
         restore();
@@ -257,7 +263,10 @@ bool Trainer::start()
     }
   }
   double largest = static_cast<double>(adam_->allocated_bytes());
+  double total = largest;
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &total, 1, MPI_DOUBLE, MPI_SUM, world_), "MPI_Allreduce");
+  stop_.guess_save(total);
   reporter_->note(fmt::format(
       "{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
       "state and buffers on the fullest rank",
@@ -337,11 +346,12 @@ void Trainer::present(Window& window)
     compute_micro_batch(window, micro);
 }
 
-/// One attempt at an update; false when it halted the run.
+/// One attempt at an update; false when it ended the run.
 bool Trainer::attempt()
 {
   const auto begin = steady_clock::now();
   Window window = coordinator_->open_window();
+  if (stop_.asked()) window.request_stop();
   present(window);
   Outcome outcome;
   try {
@@ -363,6 +373,8 @@ bool Trainer::attempt()
   if (halted_) return false;
   const ControlState& control = coordinator_->control();
   reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
+  stopped_ = outcome.stop_requested && control.step < config_.steps;
+  if (stopped_) return false;
   if (outcome.committed()) after_commit();
   saver_->after_attempt(outcome);
   return true;
@@ -407,18 +419,30 @@ double Trainer::evaluate()
 
 // --- the end -----------------------------------------------------------------------------------
 
+/// No last evaluation: there may be no time for more than the save.
+void Trainer::say_why_stopped()
+{
+  const std::string reason = stop_.agreed_reason(world_);
+  reporter_->note(fmt::format("stop requested at step {} of {} ({}); saving, go on with --resume",
+                              coordinator_->control().step, config_.steps, reason));
+}
+
 ExitCode Trainer::run()
 {
   bool going = true;
   while (going && coordinator_->control().step < config_.steps) going = attempt();
-  if (!halted_) {
+  if (stopped_) {
+    say_why_stopped();
+  } else if (!halted_) {
     if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
-    if (!log_failure_.empty()) reporter_->warn(log_failure_);
   }
+  if (!halted_ && !log_failure_.empty()) reporter_->warn(log_failure_);
   const bool saved = saver_->finish(halted_.has_value());
   summarize();
   close();
-  return halted_ ? ExitCode::halted : saved ? ExitCode::ok : ExitCode::error;
+  if (halted_) return ExitCode::halted;
+  if (!saved) return ExitCode::error;
+  return stopped_ ? static_cast<ExitCode>(config_.requeue_exit) : ExitCode::ok;
 }
 
 void Trainer::summarize()
@@ -442,7 +466,9 @@ void Trainer::summarize()
   const std::uint64_t committed = control.ledger.committed_samples(),
                       dropped = control.ledger.dropped_samples();
   nlohmann::ordered_json summary = {
-      {"verdict", halted_ ? "halt" : "ok"},
+      {"verdict", halted_    ? "halt"
+                  : stopped_ ? "stop"
+                             : "ok"},
       {"reason", halted_ ? std::string(name_of(halted_->verdict.reason)) : "none"},
       {"ranks", topology_->size()},
       {"data_parallel", topology_->data_parallel()},
@@ -491,20 +517,23 @@ void Trainer::close()
 ExitCode train(OptionTable& table, TrainConfig& config)
 {
   const MPI_Comm world = MPI_COMM_WORLD;
+  StopRequest stop(config, rank_in(world) == 0);
   agree_on_options(table, world);
   const TrainConfig given = config;
-  const bool resumes = !config.resume.empty();
-  const std::string& which = resumes ? config.resume : config.init_from;
   collectively(world, [&] { check_sources(config); });
   std::string passed_over;
   for (;;) {
+    const auto find = [&](const std::string& which) {
+      return find_checkpoint(which, config.checkpoint_dir, world, passed_over);
+    };
     FoundCheckpoint checkpoint;
-    if (!which.empty())
-      checkpoint = find_checkpoint(which, config.checkpoint_dir, world, passed_over);
-    if (resumes)
+    if (!config.resume.empty()) checkpoint = find(config.resume);
+    if (checkpoint.path.empty()) config.resume.clear();  // auto, and there is none: a new run
+    if (config.resume.empty() && !config.init_from.empty()) checkpoint = find(config.init_from);
+    if (!config.resume.empty())
       collectively(world, [&] { table.resume_from(checkpoint.configuration, checkpoint.path); });
     passed_over = checkpoint.path;
-    Trainer trainer(table, config, std::move(checkpoint));
+    Trainer trainer(table, config, std::move(checkpoint), stop);
     if (trainer.start()) return trainer.run();
     // What is built has the configuration of a file that is damaged; an older one may have another.
     trainer.close();

@@ -142,13 +142,21 @@ void declare(OptionTable& table, TrainConfig& c)
          "by parallel HDF5, or by pwrite at the places that it gives; the same bytes");
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
          "when a checkpoint cannot be written");
-  text("resume", "latest|FILE", c.resume, Role::launch, "go on from a checkpoint");
+  text("resume", "latest|auto|FILE", c.resume, Role::launch,
+       "go on from a checkpoint; auto: from the latest, or a new run if there is none");
   choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
          "how much of a checkpoint is compared with its hashes when it is restored");
   text("init-from", "latest|FILE", c.init_from, Role::launch,
        "begin a new run with the weights of a checkpoint, whatever its precision");
   text("init-only", "PATTERN,...", c.init_only, Role::launch,
        "of --init-from, only parameters whose names match (*, ?); the others begin as usual");
+  text("stop-file", "FILE", c.stop_file, Role::local,
+       "save and stop when this file appears (rank 0 looks once a second); SIGTERM and SIGUSR1 do "
+       "the same");
+  real("walltime", c.walltime, Role::local, 0,
+       "seconds that the job has: save and stop in time; 0: as Slurm says, if it does");
+  whole("requeue-exit", c.requeue_exit, Role::launch, 5,
+        "exit code of a run that saved and stopped before its last step", 125);
   whole("eval-every", c.eval_every, Role::launch, 0,
         "committed updates between test evaluations; 0: only the last");
   whole("progress-every", c.progress_every, Role::local, 1,
@@ -201,12 +209,12 @@ std::vector<double> parse_rank_weights(const std::string& text, int ranks, int m
 
 void check_sources(const TrainConfig& c)
 {
-  if (c.resume == "latest" && c.checkpoint_dir.empty())
+  if ((c.resume == "latest" || c.resume == "auto") && c.checkpoint_dir.empty())
     throw ConfigError(
-        "resume = 'latest' has no place to look (--checkpoint-dir is missing); give "
-        "--checkpoint-dir or a "
-        "file");
-  if (!c.init_from.empty() && !c.resume.empty())
+        fmt::format("resume = '{}' has no place to look (--checkpoint-dir is missing); give "
+                    "--checkpoint-dir or a file",
+                    c.resume));
+  if (!c.init_from.empty() && !c.resume.empty() && c.resume != "auto")
     throw ConfigError(
         "init-from and resume are both given (one begins a run, the other goes on with one); leave "
         "one of them out");
@@ -255,6 +263,11 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
         "checkpoint-minutes has no place to write to (--checkpoint-dir is missing); give "
         "--checkpoint-dir");
   check_sources(c);
+  if ((!c.stop_file.empty() || c.walltime > 0) && c.checkpoint_dir.empty())
+    throw ConfigError(
+        fmt::format("{} has no place to save to (--checkpoint-dir is missing); give "
+                    "--checkpoint-dir",
+                    c.walltime > 0 ? "walltime" : "stop-file"));
   for (const std::string& text : c.fault) {
     const Fault fault = parse_fault(text);
     if (fault.rank.value_or(0) >= ranks)

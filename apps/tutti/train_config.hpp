@@ -43,6 +43,10 @@ struct TrainConfig {
   std::uint64_t checkpoint_every = 0, checkpoint_keep = 0;
   double checkpoint_minutes = 0;
   std::string checkpoint_async = "off", checkpoint_io = "mpiio", on_checkpoint_error = "stop";
+  // An end before the last step.
+  std::string stop_file;
+  double walltime = 0;
+  std::uint64_t requeue_exit = 75;
   // What is said.
   std::uint64_t eval_every = 0, progress_every = 100;
   std::string log, summary, log_format = "text", config;

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Signals, the stop file and the clock.
+#include "stop_request.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "tutti/mpi_check.hpp"
+
+namespace tutti::apps {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::steady_clock;
+
+constexpr double margin = 1.5;
+constexpr double leaving_seconds = 2;  // for the clock's whole seconds, the summary and MPI's end
+constexpr double slow_disk = 1e8;      // bytes a second, until a save was seen
+
+std::atomic<int> received_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
+
+void note_signal(int number) { received_signal = number; }
+
+void catch_signal(int number)
+{
+  struct sigaction action = {};
+  action.sa_handler = note_signal;
+  action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
+  sigemptyset(&action.sa_mask);
+  sigaction(number, &action, nullptr);
+}
+
+/// Seconds from now to the end that Slurm plans for the job; infinity where it does not say. An end
+/// in the past is another job's: the environment was handed on.
+double seconds_left_by_slurm()
+{
+  const double never = std::numeric_limits<double>::infinity();
+  const char* text = std::getenv("SLURM_JOB_END_TIME");
+  if (text == nullptr) return never;
+  std::int64_t end = 0;
+  const char* stop = text + std::strlen(text);
+  if (const auto [at, error] = std::from_chars(text, stop, end); error != std::errc{} || at != stop)
+    return never;
+  const double now = duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const double left = static_cast<double>(end) - now;
+  return left > 0 ? left : never;
+}
+
+}  // namespace
+
+StopRequest::StopRequest(const TrainConfig& config, bool speaks)
+    : on_signals_(!config.checkpoint_dir.empty())
+{
+  if (!on_signals_) return;
+  for (int number : {SIGTERM, SIGUSR1}) catch_signal(number);
+  if (!speaks) return;
+  file_ = config.stop_file;
+  end_ = config.walltime > 0 ? config.walltime : seconds_left_by_slurm();
+}
+
+double StopRequest::elapsed(steady_clock::time_point now) const
+{
+  return duration<double>(now - start_).count();
+}
+
+bool StopRequest::asked()
+{
+  const auto now = steady_clock::now();
+  const double at = elapsed(now);
+  if (last_asked_ >= 0) longest_attempt_ = std::max(longest_attempt_, at - last_asked_ - saving_);
+  last_asked_ = at;
+  saving_ = 0;
+  if (reason_.empty()) reason_ = find_reason(now);
+  return !reason_.empty();
+}
+
+std::string StopRequest::find_reason(steady_clock::time_point now)
+{
+  if (const int number = received_signal; on_signals_ && number != 0)
+    return number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+  const double at = elapsed(now);
+  if (!file_.empty() && at >= next_look_) {
+    next_look_ = at + 1;
+    if (std::error_code ignored; std::filesystem::exists(file_, ignored))
+      return fmt::format("{} is there", file_);
+  }
+  if (end_ - at < needed())
+    return fmt::format("needs {:.0f} s, {:.0f} s left", std::ceil(needed()), std::floor(end_ - at));
+  return {};
+}
+
+void StopRequest::saved(double seconds)
+{
+  longest_save_ = saved_once_ ? std::max(longest_save_, seconds) : seconds;
+  saved_once_ = true;
+  saving_ += seconds;
+}
+
+void StopRequest::guess_save(double state_bytes)
+{
+  if (!saved_once_) longest_save_ = state_bytes / slow_disk;
+}
+
+double StopRequest::needed() const
+{
+  return margin * (longest_attempt_ + longest_save_) + leaving_seconds;
+}
+
+std::string StopRequest::agreed_reason(MPI_Comm world) const
+{
+  int rank = 0, size = 1;
+  check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(world, &size), "MPI_Comm_size");
+  int first = reason_.empty() ? size : rank;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, world), "MPI_Allreduce");
+  if (first == size) return "unknown";  // cannot be: the ballot counted somebody
+  std::string reason = reason_;
+  int length = static_cast<int>(reason.size());
+  check_mpi(MPI_Bcast(&length, 1, MPI_INT, first, world), "MPI_Bcast");
+  reason.resize(static_cast<std::size_t>(length));
+  check_mpi(MPI_Bcast(reason.data(), length, MPI_CHAR, first, world), "MPI_Bcast");
+  return first == 0 ? reason : fmt::format("rank {}: {}", first, reason);
+}
+
+}  // namespace tutti::apps
