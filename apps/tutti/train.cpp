@@ -23,7 +23,8 @@
 #include "reporter.hpp"
 #include "run_log.hpp"
 #include "sample_order.hpp"
-#include "tutti/checkpoint.hpp"
+#include "saver.hpp"
+#include "tutti/checkpoint_restore.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
 
@@ -89,7 +90,6 @@ class Trainer {
   void compute_micro_batch(Window& window, std::uint32_t micro);
   bool attempt();
   void after_commit();
-  void save_checkpoint();
   double evaluate();
   void summarize();
 
@@ -109,6 +109,7 @@ class Trainer {
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Reporter> reporter_;
+  std::unique_ptr<Saver> saver_;
 
   Mlp::Batch batch_;
   std::vector<std::byte> staging_;  ///< weights on their way from a device
@@ -116,7 +117,7 @@ class Trainer {
   std::optional<Outcome> halted_;
   double final_loss_ = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> accuracy_;
-  std::uint64_t accuracy_step_ = 0, saved_step_ = ~std::uint64_t{0};
+  std::uint64_t accuracy_step_ = 0;
   std::uint64_t presented_samples_ = 0;
   double attempt_seconds_ = 0;
   steady_clock::time_point start_ = steady_clock::now();
@@ -186,6 +187,8 @@ void Trainer::build()
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
   });
+  saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
+                                   faults_, *reporter_);
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
@@ -222,7 +225,7 @@ void Trainer::restore()
       restore_checkpoint(checkpoint_.path, *topology_, participants, options);
   if (resumes) {
     coordinator_->resume(restored.control);
-    saved_step_ = restored.step;
+    saver_->resumed();
     reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, restored.step));
   } else {
     reporter_->note(
@@ -361,6 +364,7 @@ bool Trainer::attempt()
   const ControlState& control = coordinator_->control();
   reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
   if (outcome.committed()) after_commit();
+  saver_->after_attempt(outcome);
   return true;
 }
 
@@ -373,26 +377,6 @@ void Trainer::after_commit()
     reporter_->note(fmt::format("step {}: test accuracy {:.4f} (all {} test images, all ranks)",
                                 step, *accuracy_, data_.test.count));
   }
-  if (config_.checkpoint_every > 0 && step % config_.checkpoint_every == 0) save_checkpoint();
-}
-
-void Trainer::save_checkpoint()
-{
-  const std::uint64_t step = coordinator_->control().step;
-  if (saved_step_ == step) return;
-  std::string path;
-  collectively(world_, [&] {
-    CheckpointOptions options;
-    options.configuration = configuration_text(table_);
-    options.reached = [&](Phase phase) {
-      const ControlState& control = coordinator_->control();
-      faults_.reach(phase, topology_->rank(), control.step, control.attempt);
-    };
-    path =
-        tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, options).string();
-  });
-  saved_step_ = step;
-  reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
 }
 
 /// The share of test images that are classified right, cut among the data-parallel ranks; an
@@ -429,12 +413,12 @@ ExitCode Trainer::run()
   while (going && coordinator_->control().step < config_.steps) going = attempt();
   if (!halted_) {
     if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
-    if (!config_.checkpoint_dir.empty()) save_checkpoint();
     if (!log_failure_.empty()) reporter_->warn(log_failure_);
   }
+  const bool saved = saver_->finish(halted_.has_value());
   summarize();
   close();
-  return halted_ ? ExitCode::halted : ExitCode::ok;
+  return halted_ ? ExitCode::halted : saved ? ExitCode::ok : ExitCode::error;
 }
 
 void Trainer::summarize()

@@ -40,7 +40,9 @@ struct TrainConfig {
   std::string samples = "replay";
   // Checkpoints.
   std::string checkpoint_dir, resume, verify = "full", init_from, init_only;
-  std::uint64_t checkpoint_every = 0;
+  std::uint64_t checkpoint_every = 0, checkpoint_keep = 0;
+  double checkpoint_minutes = 0;
+  std::string checkpoint_async = "off", checkpoint_io = "mpiio", on_checkpoint_error = "stop";
   // What is said.
   std::uint64_t eval_every = 0, progress_every = 100;
   std::string log, summary, log_format = "text", config;

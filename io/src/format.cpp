@@ -337,14 +337,6 @@ Certificate certificate_from_json(const std::string& text)
   }
 }
 
-std::string root_digest(const std::string& certificate)
-{
-  const json in = json::parse(certificate, nullptr, false);
-  if (!in.is_object() || !in.contains("root") || !in.at("root").is_string())
-    throw CheckpointError("the certificate has no root digest");
-  return in.at("root").get<std::string>();
-}
-
 std::uint64_t room_for_payload(const Manifest& manifest)
 {
   std::uint64_t bytes = slack;

@@ -66,9 +66,6 @@ std::string to_json(const Certificate& certificate);
 /// Throws CheckpointError if the text is not what was written.
 Certificate certificate_from_json(const std::string& text);
 
-/// The root digest in a certificate's text, as it stands there. Throws CheckpointError.
-std::string root_digest(const std::string& certificate);
-
 /// The places of one array in the file.
 struct ArrayPlace {
   std::uint64_t data = 0, hashes = 0;

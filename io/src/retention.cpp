@@ -3,28 +3,17 @@
 // counts only for the file whose root digest it has.
 #include "retention.hpp"
 
-#include <fstream>
 #include <string>
 
-#include "checkpoint_files.hpp"
+#include "contents.hpp"
 #include "directory.hpp"
-#include "format.hpp"
+#include "hdf5.hpp"
 #include "marker.hpp"
 #include "tutti/error.hpp"
 
 namespace tutti::detail {
-namespace {
 
 namespace fs = std::filesystem;
-
-bool is_verified(const fs::path& checkpoint, const Metadata& metadata)
-{
-  std::ifstream marker(verified_marker(checkpoint));
-  std::string root;
-  return marker >> root && root == root_digest(metadata.certificate);
-}
-
-}  // namespace
 
 std::vector<fs::path> expendable_checkpoints(const fs::path& directory, const fs::path& saved,
                                              std::uint64_t keep)
@@ -39,12 +28,13 @@ std::vector<fs::path> expendable_checkpoints(const fs::path& directory, const fs
     const fs::path checkpoint = directory / name;
     if (checkpoint == saved) continue;
     try {
-      const Metadata metadata = read_metadata(checkpoint);
-      const bool newest_verified = !verified_one && is_verified(checkpoint, metadata);
+      const Contents contents = read_contents(checkpoint);
+      const bool newest_verified =
+          !verified_one && has_verified_marker(checkpoint, contents.certificate.root);
       verified_one = verified_one || newest_verified;
       if (kept < keep)
         ++kept;
-      else if (!newest_verified && !fs::exists(pin_marker(checkpoint)))
+      else if (!newest_verified && !is_pinned(checkpoint))
         expendable.push_back(checkpoint);
     } catch (const Error&) {
       // Not complete, or of a newer tutti: not ours to judge.

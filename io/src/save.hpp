@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint_files.hpp"
+#include "directory.hpp"
 #include "format.hpp"
 #include "payload.hpp"
 #include "tutti/checkpoint_save.hpp"
