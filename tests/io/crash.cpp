@@ -283,9 +283,9 @@ struct Scene {
       saved.push_back(advance(job, older->step, older->attempt));
       save_checkpoint(job.coordinator.boundary(), run, options);
     }
-    CheckpointWriter writer(job.topology, run, options);
     saved.push_back(advance(job, newer.step, newer.attempt));
     history.emplace(recorded(root(), [&] {
+      CheckpointWriter writer(job.topology, run, options);  // to its end: its thread removes files
       if (way != Way::background) {
         writer.save(job.coordinator.boundary());
       } else {
