@@ -2,6 +2,7 @@
 // The command `tutti`: takes the command line apart, and makes one end of whatever happens, on all
 // ranks. MPI is started only for what needs it.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <csignal>

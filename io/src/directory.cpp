@@ -32,13 +32,12 @@ bool is_checkpoint_name(const std::string& name)
 /// files of its own beside the one that it opens (`.tmp.locktest.0`).
 std::string stem_of(const std::string& name)
 {
-  const std::size_t place = name.find(".h5.");
-  const std::size_t end = place + 12;  // of the tag
-  if (!name.starts_with(".") || place == std::string::npos || name.size() <= end ||
-      name[end] != '.')
+  const std::size_t dot = name.find(".h5.") + 3;  // in front of the tag
+  if (!name.starts_with(".") || dot < 3 || name.size() < dot + 10 || name[dot + 9] != '.')
     return "";
-  const bool tagged = name.find_first_not_of("0123456789abcdef", place + 4) == end;
-  return tagged && is_checkpoint_name(name.substr(1, place + 2)) ? name.substr(0, end) : "";
+  const std::string tag = name.substr(dot + 1, 8);
+  const bool tagged = tag.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return tagged && is_checkpoint_name(name.substr(1, dot - 1)) ? name.substr(0, dot + 9) : "";
 }
 
 /// True if whoever made these files is gone; then `lock` keeps others away from them.
@@ -114,12 +113,11 @@ void remove_leftovers(const fs::path& directory) noexcept
     files.erase("");
     for (const auto& [name, paths] : files) {
       const fs::path stem = directory / name;
-      const fs::path lock_path = stem.string() + lock_ending;
       PosixFile lock;
       if (!take_over(stem, lock)) continue;
       for (const fs::path& path : paths)
-        if (path != lock_path) remove_quietly(path);
-      remove_quietly(lock_path);
+        if (!path.string().ends_with(lock_ending)) remove_quietly(path);
+      remove_quietly(stem.string() + lock_ending);
     }
   } catch (const std::exception&) {
     // They stay for the next save.

@@ -23,6 +23,14 @@
 
 namespace tutti::test {
 
+/// The first `size` ranks; MPI_COMM_NULL on the others.
+inline MPI_Comm first_ranks(int size)
+{
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, world_rank() < size ? 0 : MPI_UNDEFINED, world_rank(), &part);
+  return part;
+}
+
 /// Any finite bits (also subnormal and negative zero), never less than zero in exp_avg_sq.
 inline float value_of(const std::string& parameter, const std::string& array, std::size_t index)
 {

@@ -638,6 +638,8 @@ def checkpoints(t):
         t.check(result.digest == straight.digest, f"from {taken.name}: equal bits", result)
         for word in (broken.name, "/optimizers/adam/master block", "parameter 'hidden.weight'"):
             t.check(result.err.count(word) >= 1, f"the reason names '{word}'", result)
+        marker = folder / (broken.name + ".verified")
+        t.check(not marker.exists(), f"{broken.name} is no longer marked", result)
     three = resumed("latest", 6)
     (folder / "step-000000000008.h5").unlink(missing_ok=True)
     t.check(three.code == 0, "on 6 ranks the same one is taken", three)
@@ -765,6 +767,7 @@ def checkpoint_tools(t):
     alone = tool(1, words, "verify", older, newer)
     shared = tool(1, [], "verify", older, newer, ranks=4)
     t.check(shared.out == alone.out, "verify says the same on 4 ranks", shared)
+    tool(0, ["step 4, not verified yet, pinned"], "ls", folder)
     for ranks in (None, 2):
         result = t.command(["checkpoint", "diff", older, newer], ranks)
         t.check_refusal(result, 1, ["is damaged"], "diff with a damaged file")
