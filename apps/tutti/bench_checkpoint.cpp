@@ -16,6 +16,8 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -178,7 +180,9 @@ class Bench {
     all_bytes_ = all;
     if (topology_.rank() == 0) first_ = 0;
     plain_path_ = folder_.path() / "plain";
-    options_.io = config.io == "skeleton" ? CheckpointIo::skeleton : CheckpointIo::mpiio;
+    CheckpointOptions options;
+    options.io = config.io == "skeleton" ? CheckpointIo::skeleton : CheckpointIo::mpiio;
+    writer_.emplace(topology_, folder_.path(), options);
   }
 
   void measure()
@@ -200,6 +204,8 @@ class Bench {
           cold_, [&] { return plain_read(true); }, [&] { return restore(true); });
       both(
           warm_, [&] { return plain_read(false); }, [&] { return restore(false); });
+      both(
+          stalls_, [&] { return copy(); }, [&] { return start_save(); });
     }
   }
 
@@ -226,6 +232,7 @@ class Bench {
         state.arrays[a].data[i] = static_cast<float>(mix64(rank, i * 4 + a) >> 40) * 0x1p-24f;
     }
     target_.resize(parts_.empty() ? 0 : parts_[0].size());
+    copied_.resize(bytes_);
   }
 
   /// Seconds until the last rank is done.
@@ -264,8 +271,28 @@ class Bench {
   double save()
   {
     if (!checkpoint_.empty()) remove(checkpoint_);
-    return timed(
-        [&] { checkpoint_ = save_checkpoint(coordinator_->boundary(), folder_.path(), options_); });
+    return timed([&] { checkpoint_ = writer_->save(coordinator_->boundary()); });
+  }
+
+  /// What a background save cannot do without: the shard, once through the memory.
+  double copy()
+  {
+    return timed([&] {
+      std::byte* to = copied_.data();
+      for (const std::span<std::byte> part : parts_) {
+        std::copy(part.begin(), part.end(), to);
+        to += part.size();
+      }
+    });
+  }
+
+  /// How long a background save keeps the caller.
+  double start_save()
+  {
+    remove(checkpoint_);
+    const double seconds = timed([&] { writer_->start(coordinator_->boundary()); });
+    collectively(world_, [&] { checkpoint_ = writer_->finish(); });
+    return seconds;
   }
 
   void take_from_cache(const fs::path& path)
@@ -306,12 +333,13 @@ class Bench {
   std::unique_ptr<Device> device_;
   std::unique_ptr<ShardedAdam> adam_;
   std::unique_ptr<Coordinator> coordinator_;
-  CheckpointOptions options_;
+  std::optional<CheckpointWriter> writer_;
   std::vector<std::span<std::byte>> parts_;  ///< this rank's shard, array by array
-  std::vector<std::byte> target_;            ///< of plain reads
+  std::vector<std::byte> target_;            ///< of plain reads, array by array
+  std::vector<std::byte> copied_;            ///< of memory copies
   std::uint64_t bytes_ = 0, first_ = 0, all_bytes_ = 0;
   fs::path plain_path_, checkpoint_;
-  Pairs saves_, cold_, warm_;
+  Pairs saves_, cold_, warm_, stalls_;
   double still_cached_ = 0;
 };
 
@@ -327,11 +355,18 @@ void Bench::report()
                                   {"plain_gigabytes_per_second", gigabytes / plain},
                                   {"fraction_of_plain", pairs.ratio()}};
   };
+  const double stall = median(stalls_.ours);
+  const double copied = median(stalls_.plain);
   const nlohmann::ordered_json result = {
-      {"elements", config_.elements}, {"ranks", topology_.size()},
-      {"bytes", all_bytes_},          {"io", config_.io},
-      {"repeats", config_.repeats},   {"save", entry(saves_)},
-      {"restore_cold", entry(cold_)}, {"restore_warm", entry(warm_)},
+      {"elements", config_.elements},
+      {"ranks", topology_.size()},
+      {"bytes", all_bytes_},
+      {"io", config_.io},
+      {"repeats", config_.repeats},
+      {"save", entry(saves_)},
+      {"restore_cold", entry(cold_)},
+      {"restore_warm", entry(warm_)},
+      {"stall", {{"seconds", stall}, {"copy_seconds", copied}, {"of_a_copy", 1 / stalls_.ratio()}}},
       {"still_cached", still_cached_}};
   collectively(world_, [&] {
     if (topology_.rank() == 0 && !config_.summary.empty())
@@ -351,6 +386,9 @@ void Bench::report()
   line("verified restore", still_cached_ < 0.01 ? "read from disk" : "read, not all from disk",
        result["restore_cold"]);
   line("verified restore", "read from cache", result["restore_warm"]);
+  fmt::print("{:<26} {:8.3f} s\n", "copy in memory", copied);
+  fmt::print("{:<26} {:8.3f} s                {:.2f} of a copy\n", "stall of a background save",
+             stall, 1 / stalls_.ratio());
   fmt::print("medians of {} pairs in turned order, until the last rank is done\n", config_.repeats);
   if (still_cached_ >= 0.01)
     fmt::print("up to {:.0f} % of a file stayed in the cache (this file system does not let go)\n",

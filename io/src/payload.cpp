@@ -150,6 +150,7 @@ void Payload::write() const
         for (std::size_t b = 0; b < run.count; b += together)
           file.write_at(*offset + (run.first + b * run.stride) * block_bytes,
                         values + b * block_elements, together * block_bytes);
+        start_writing(*offset, run);
       });
       ++offset;
     }
@@ -160,6 +161,12 @@ void Payload::write() const
     });
     ++offset;
   }
+}
+
+void Payload::start_writing(std::uint64_t offset, const BlockRun& run) const noexcept
+{
+  const std::size_t blocks = (run.count - 1) * run.stride + 1;
+  file.start_writing(offset + run.first * block_bytes, blocks * block_bytes);
 }
 
 void Payload::sync() const { file.sync(); }

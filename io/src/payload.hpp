@@ -73,6 +73,9 @@ class Payload {
   void judge();
   /// Writes all blocks at their offsets.
   void write() const;
+  /// Lets the disk begin with a run that was written, while the next one is on its way; `offset`:
+  /// of its array.
+  void start_writing(std::uint64_t offset, const BlockRun& run) const noexcept;
   void sync() const;
   void reach(Phase phase) const
   {

@@ -370,6 +370,7 @@ void Save::write_array(hid_t dataset, const Source& source, const StateArray& ar
       const Dataspace memory = flat_space(run.count * block_elements);
       check_hdf5(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory.get(), flat.get(), H5P_DEFAULT, values),
                  "H5Dwrite");
+      payload_->start_writing(H5Dget_offset(dataset), run);
     } catch (const Hdf5Failure& failure) {
       // MPI-IO does not say why. The same bytes at the same place by POSIX do.
       const haddr_t offset = H5Dget_offset(dataset);

@@ -281,7 +281,7 @@ void History::visit_data(std::uint64_t tick, const Names& names,
     }
   }
   for (std::uint64_t sample = 1; count > 0 && sample <= samples; ++sample) {
-    const std::uint64_t seed = mix64(tick, sample);
+    const std::uint64_t seed = mix64(sample);  // at each tick the same ones
     with([&](std::size_t i) { return static_cast<Part>(mix64(seed, i) % 3); }, seed);
   }
 }

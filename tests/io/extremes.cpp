@@ -97,7 +97,8 @@ TEST_CASE("an array of more than 2 GiB on one rank is saved and restored", "[lar
     const fs::path file = save_checkpoint(coordinator.boundary(), directory.path(), options);
     std::fill(values.begin(), values.end(), -1.0f);
     Participant* const participants[] = {&field};
-    restore_checkpoint(file, topology, participants);
+    // The values are compared below; hashing them would take as long as all the rest.
+    restore_checkpoint(file, topology, participants, {.verify = Verify::off});
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < values.size(); ++i)
       wrong += values[i] != (i < elements ? value(i) : 0);

@@ -225,6 +225,7 @@ def command_line(t):
         (["train", "--help"], "--max-norm"),
         (["info"], "HDF5"),
         (["bench", "step", "--help"], "--elements"),
+        (["bench", "checkpoint", "--help"], "--directory"),
     ):
         alone = t.command(words)
         t.check(alone.code == 0 and wanted in alone.out, f"{words} without mpirun", alone)
@@ -1393,6 +1394,24 @@ def bench(t):
     )
     t.check_refusal(
         t.command(["bench", "step", "--elements", "0"], 2), 2, ["elements"], "no elements"
+    )
+    for io in ("mpiio", "skeleton"):
+        words = ["bench", "checkpoint", "--elements", "200003", "--repeats", "2", "--io", io]
+        result = t.command(words + ["--directory", t.scratch, "--summary", "summary.json"], 2)
+        t.check(result.code == 0, f"bench checkpoint, {io}", result)
+        s = result.summary or {}
+        t.check(s.get("bytes") == 12 * 49 * 4096, "whole blocks of three arrays", result)
+        t.check(
+            s
+            and all(s[part]["fraction_of_plain"] > 0 for part in ("save", "restore_cold"))
+            and s["stall"]["of_a_copy"] > 0,
+            f"bench checkpoint, {io}: ratios",
+            result,
+        )
+        t.check(not list(t.scratch.glob("tutti-bench-*")), "its files are removed", result)
+    t.check_refusal(
+        t.command(["bench", "checkpoint", "--directory", "none/such"], 2), 1, ["none/such"],
+        "a directory that is not there",
     )
 
 
