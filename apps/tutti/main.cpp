@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "agreement.hpp"
 #include "bench_step.hpp"
+#include "checkpoint_command.hpp"
 #include "info.hpp"
 #include "train.hpp"
 #include "tutti/error.hpp"
@@ -85,11 +87,64 @@ void load(OptionTable& table, const std::string* config_path, const Flags& flags
 
 void speak(const std::string& message) { std::fprintf(stderr, "tutti: %s\n", message.c_str()); }
 
+/// `tutti checkpoint` and its actions, which fill `request`.
+CLI::App* add_checkpoint(CLI::App& app, CheckpointRequest& request)
+{
+  CLI::App* command = app.add_subcommand("checkpoint", "look into checkpoints");
+  command->require_subcommand(0, 1);
+  command->allow_extras();
+  const auto action = [&](const char* name, const char* help, const char* argument, int least,
+                          int most) {
+    CLI::App* added = command->add_subcommand(name, help);
+    added->add_option(argument, request.paths)->required()->expected(least, most);
+    added->parse_complete_callback([&request, name] { request.action = name; });
+    return added;
+  };
+  constexpr int any = 1 << 20;
+  action("ls", "the checkpoints of a folder, the newest first", "DIR", 1, 1)
+      ->add_flag("--json", request.json, "as JSON");
+  action("verify", "compare every block with its hash; shared among the ranks of mpirun", "FILE", 1,
+         any);
+  action("diff", "where two checkpoints differ", "FILE", 2, 2);
+  action("show", "parameters, control state and ledger", "FILE", 1, 1)
+      ->add_flag("--json", request.json, "as JSON");
+  CLI::App* reshard = command->add_subcommand("reshard", "not needed: a restore takes any layout");
+  reshard->allow_extras();
+  reshard->parse_complete_callback([&request] { request.action = "reshard"; });
+  return command;
+}
+
+/// What was typed is none of `names`.
+[[noreturn]] void refuse_word(const std::vector<std::string>& words, const std::string& parent,
+                              const std::vector<std::string>& names)
+{
+  const std::string word = words.empty() ? "" : words.front();
+  const std::string near = nearest(word, names);
+  throw ConfigError(
+      fmt::format("{} ({} has {}); {}",
+                  word.empty() ? "no command is given" : fmt::format("unknown command '{}'", word),
+                  parent, fmt::join(names, ", "),
+                  near.empty() || word.empty() ? fmt::format("see {} --help", parent)
+                                               : fmt::format("did you mean '{}'?", near)));
+}
+
+/// Runs a command that needs no MPI and was started without a launcher.
+int run_alone(const std::function<ExitCode()>& command)
+{
+  try {
+    return static_cast<int>(command());
+  } catch (const std::exception& error) {
+    speak(error.what());
+    return static_cast<int>(exit_code_of(error));
+  }
+}
+
 /// Runs a command that needs MPI. `problem`: a usage error that is already known here. Every end is
 /// agreed on, so that a rank that cannot even read its options ends all.
 int run_on_all_ranks(const std::optional<std::string>& problem,
                      const std::function<ExitCode()>& command)
 {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of one write, not the end
   // The arguments are ours: Kokkos would take --device for its own.
   std::string name = "tutti";
   char* arguments[] = {name.data(), nullptr};
@@ -144,6 +199,9 @@ int main(int argc, char** argv)
       bench_command->add_subcommand("step", "the cost of a whole step boundary");
   add_flags(*step_command, bench_table, bench_flags);
 
+  CheckpointRequest request;
+  CLI::App* look_command = add_checkpoint(app, request);
+
   const bool speaks = launched_rank().value_or(0) == 0;
   std::optional<std::string> problem;
   std::string versions;
@@ -165,18 +223,18 @@ int main(int argc, char** argv)
         load(bench_table, nullptr, bench_flags);
       } else if (info_command->parsed()) {
         versions = info();
+      } else if (look_command->parsed()) {
+        if (request.action.empty())
+          refuse_word(look_command->remaining(), "tutti checkpoint",
+                      {"ls", "verify", "diff", "show"});
+        if (request.action == "reshard")
+          throw ConfigError(
+              "checkpoint reshard is not needed (a restore takes any number of ranks and any "
+              "model-parallel degree); start the job as you want it, with --resume");
+      } else if (bench_command->parsed()) {
+        refuse_word(bench_command->remaining(), "tutti bench", {"step"});
       } else {
-        const std::vector<std::string> words =
-            bench_command->parsed() ? bench_command->remaining() : app.remaining();
-        const std::string word = words.empty() ? "" : words.front();
-        const std::string near = nearest(
-            word, bench_command->parsed() ? std::vector<std::string>{"step"}
-                                          : std::vector<std::string>{"train", "info", "bench"});
-        throw ConfigError(fmt::format(
-            "{} (tutti has train, info and bench step); {}",
-            word.empty() ? "no command is given" : fmt::format("unknown command '{}'", word),
-            near.empty() || word.empty() ? "see tutti --help"
-                                         : fmt::format("did you mean '{}'?", near)));
+        refuse_word(app.remaining(), "tutti", {"train", "info", "bench", "checkpoint"});
       }
     }
   } catch (const ConfigError& error) {
@@ -191,7 +249,10 @@ int main(int argc, char** argv)
     speak(*problem);
     return static_cast<int>(ExitCode::usage);
   }
+  if (look_command->parsed() && !launched_rank())
+    return run_alone([&] { return checkpoint_command(request, MPI_COMM_NULL); });
   return run_on_all_ranks(problem, [&] {
+    if (look_command->parsed()) return checkpoint_command(request, MPI_COMM_WORLD);
     return train_command->parsed() ? train(train_table, train_config) : bench_step(bench_config);
   });
 }

@@ -23,8 +23,9 @@
 #include "reporter.hpp"
 #include "run_log.hpp"
 #include "sample_order.hpp"
+#include "saver.hpp"
 #include "stop_request.hpp"
-#include "tutti/checkpoint.hpp"
+#include "tutti/checkpoint_restore.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
 
@@ -90,8 +91,6 @@ class Trainer {
   void compute_micro_batch(Window& window, std::uint32_t micro);
   bool attempt();
   void after_commit();
-  void leave_early();
-  void save_checkpoint();
   double evaluate();
   void summarize();
 
@@ -112,6 +111,7 @@ class Trainer {
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Reporter> reporter_;
+  std::unique_ptr<Saver> saver_;
 
   Mlp::Batch batch_;
   std::vector<std::byte> staging_;  ///< weights on their way from a device
@@ -120,7 +120,7 @@ class Trainer {
   bool stopped_ = false;  ///< asked to, before the last step
   double final_loss_ = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> accuracy_;
-  std::uint64_t accuracy_step_ = 0, saved_attempt_ = ~std::uint64_t{0};
+  std::uint64_t accuracy_step_ = 0;
   std::uint64_t presented_samples_ = 0;
   double attempt_seconds_ = 0;
   steady_clock::time_point start_ = steady_clock::now();
@@ -191,6 +191,8 @@ void Trainer::build()
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
   });
+  saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
+                                   faults_, *reporter_, stop_);
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
@@ -227,7 +229,7 @@ void Trainer::restore()
       restore_checkpoint(checkpoint_.path, *topology_, participants, options);
   if (resumes) {
     coordinator_->resume(restored.control);
-    saved_attempt_ = restored.control.attempt;
+    saver_->resumed();
     reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, restored.step));
   } else {
     reporter_->note(
@@ -371,9 +373,10 @@ bool Trainer::attempt()
   const ControlState& control = coordinator_->control();
   reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
   stopped_ = outcome.stop_requested && control.step < config_.steps;
-  if (stopped_) return false;
-  if (outcome.committed()) after_commit();
-  return true;
+  if (outcome.committed() && !stopped_) after_commit();
+  stop_.attempted();
+  saver_->after_attempt(outcome);
+  return !stopped_;
 }
 
 void Trainer::after_commit()
@@ -385,29 +388,6 @@ void Trainer::after_commit()
     reporter_->note(fmt::format("step {}: test accuracy {:.4f} (all {} test images, all ranks)",
                                 step, *accuracy_, data_.test.count));
   }
-  if (config_.checkpoint_every > 0 && step % config_.checkpoint_every == 0) save_checkpoint();
-}
-
-void Trainer::save_checkpoint()
-{
-  const std::uint64_t step = coordinator_->control().step;
-  // Not the step: after a skipped attempt the control state is newer than the checkpoint.
-  if (saved_attempt_ == coordinator_->control().attempt) return;
-  const auto begin = steady_clock::now();
-  std::string path;
-  collectively(world_, [&] {
-    CheckpointOptions options;
-    options.configuration = configuration_text(table_);
-    options.reached = [&](Phase phase) {
-      const ControlState& control = coordinator_->control();
-      faults_.reach(phase, topology_->rank(), control.step, control.attempt);
-    };
-    path =
-        tutti::save_checkpoint(coordinator_->boundary(), config_.checkpoint_dir, options).string();
-  });
-  saved_attempt_ = coordinator_->control().attempt;
-  stop_.saved(duration<double>(steady_clock::now() - begin).count());
-  reporter_->note(fmt::format("step {}: checkpoint {}", step, path));
 }
 
 /// The share of test images that are classified right, cut among the data-parallel ranks; an
@@ -438,30 +418,24 @@ double Trainer::evaluate()
 
 // --- the end -----------------------------------------------------------------------------------
 
-/// No last evaluation: there may be no time for more than the save.
-void Trainer::leave_early()
-{
-  const std::string reason = stop_.agreed_reason(world_);
-  reporter_->note(fmt::format("stop requested at step {} of {} ({}); saving, go on with --resume",
-                              coordinator_->control().step, config_.steps, reason));
-  save_checkpoint();
-}
-
 ExitCode Trainer::run()
 {
   bool going = true;
   while (going && coordinator_->control().step < config_.steps) going = attempt();
-  if (stopped_) {
-    leave_early();
+  if (stopped_) {  // no last evaluation: there may be no time for more than the save
+    const std::string reason = stop_.agreed_reason(world_);
+    reporter_->note(fmt::format("stop requested at step {} of {} ({}); saving, go on with --resume",
+                                coordinator_->control().step, config_.steps, reason));
   } else if (!halted_) {
     if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
-    if (!config_.checkpoint_dir.empty()) save_checkpoint();
   }
   if (!halted_ && !log_failure_.empty()) reporter_->warn(log_failure_);
+  const bool saved = saver_->finish(halted_.has_value());
   summarize();
   close();
-  if (stopped_) return static_cast<ExitCode>(config_.requeue_exit);
-  return halted_ ? ExitCode::halted : ExitCode::ok;
+  if (halted_) return ExitCode::halted;
+  if (!saved) return ExitCode::error;
+  return stopped_ ? static_cast<ExitCode>(config_.requeue_exit) : ExitCode::ok;
 }
 
 void Trainer::summarize()

@@ -132,6 +132,16 @@ void declare(OptionTable& table, TrainConfig& c)
        "where checkpoints go; the last step is saved too");
   whole("checkpoint-every", c.checkpoint_every, Role::launch, 0,
         "committed updates; 0: only the last");
+  real("checkpoint-minutes", c.checkpoint_minutes, Role::launch, 0,
+       "wall clock between saves; 0: not by the clock");
+  whole("checkpoint-keep", c.checkpoint_keep, Role::launch, 0,
+        "newest checkpoints that stay, besides the newest verified one and pinned ones; 0: all");
+  choice("checkpoint-async", c.checkpoint_async, Role::launch, {"on", "off"},
+         "write in the background while training goes on; needs the state's memory again");
+  choice("checkpoint-io", c.checkpoint_io, Role::launch, {"mpiio", "skeleton"},
+         "by parallel HDF5, or by pwrite at the places that it gives; the same bytes");
+  choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
+         "when a checkpoint cannot be written");
   text("resume", "latest|auto|FILE", c.resume, Role::launch,
        "go on from a checkpoint; auto: from the latest, or a new run if there is none");
   choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
@@ -247,6 +257,10 @@ void check(const TrainConfig& c, const OptionTable& table, int ranks)
   if (c.checkpoint_every > 0 && c.checkpoint_dir.empty())
     throw ConfigError(
         "checkpoint-every has no place to write to (--checkpoint-dir is missing); give "
+        "--checkpoint-dir");
+  if (c.checkpoint_minutes > 0 && c.checkpoint_dir.empty())
+    throw ConfigError(
+        "checkpoint-minutes has no place to write to (--checkpoint-dir is missing); give "
         "--checkpoint-dir");
   check_sources(c);
   if ((!c.stop_file.empty() || c.walltime > 0) && c.checkpoint_dir.empty())

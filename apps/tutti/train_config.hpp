@@ -40,7 +40,9 @@ struct TrainConfig {
   std::string samples = "replay";
   // Checkpoints.
   std::string checkpoint_dir, resume, verify = "full", init_from, init_only;
-  std::uint64_t checkpoint_every = 0;
+  std::uint64_t checkpoint_every = 0, checkpoint_keep = 0;
+  double checkpoint_minutes = 0;
+  std::string checkpoint_async = "off", checkpoint_io = "mpiio", on_checkpoint_error = "stop";
   // An end before the last step.
   std::string stop_file;
   double walltime = 0;

@@ -74,10 +74,13 @@ void BackgroundWrite::join()
   if (state_->problem) std::rethrow_exception(state_->problem);
 }
 
-void BackgroundWrite::give_up()
+void BackgroundWrite::leave(std::chrono::seconds patience)
 {
-  state_->payload->give_up();
-  if (thread_.joinable()) thread_.detach();
+  if (!thread_.joinable()) return;
+  if (ended_by(std::chrono::steady_clock::now() + patience))
+    thread_.join();
+  else
+    thread_.detach();
 }
 
 }  // namespace tutti::detail

@@ -19,16 +19,16 @@ class BackgroundWrite {
   BackgroundWrite(std::shared_ptr<Payload> payload, bool threads);
   BackgroundWrite(const BackgroundWrite&) = delete;
   BackgroundWrite& operator=(const BackgroundWrite&) = delete;
-  ~BackgroundWrite();  ///< waits for the thread, unless it was given up
+  ~BackgroundWrite();  ///< waits for the thread, unless it was left
 
   SaveReport report() const noexcept;
   /// True if the work has ended by then, well or not.
   bool ended_by(std::chrono::steady_clock::time_point deadline) const;
   /// Waits for the end, and throws what went wrong.
   void join();
-  /// The thread may hang in the file system: it is told to stop and left to itself. Only memory
-  /// that it shares in is touched by it from here on.
-  void give_up();
+  /// The payload was given up: waits for its thread at most so long. One that hangs in the file
+  /// system is then left to itself; it only touches memory that it shares in.
+  void leave(std::chrono::seconds patience);
 
  private:
   struct State;

@@ -8,6 +8,7 @@
 
 #include "block_reader.hpp"
 #include "contents.hpp"
+#include "directory.hpp"
 #include "hdf5.hpp"
 #include "marker.hpp"
 #include "packed.hpp"
@@ -140,6 +141,13 @@ CheckpointFile& CheckpointFile::operator=(CheckpointFile&&) noexcept = default;
 CheckpointFile::~CheckpointFile() = default;
 
 const fs::path& CheckpointFile::path() const { return impl_->contents.path; }
+fs::file_time_type CheckpointFile::time() const
+{
+  std::error_code error;
+  const auto time = fs::last_write_time(path(), error);
+  if (error) throw IoError(system_error_text("look at", path(), error.value()));
+  return time;
+}
 std::uint32_t CheckpointFile::format_version() const
 {
   return impl_->contents.metadata.format_version;
@@ -226,6 +234,24 @@ std::uint64_t CheckpointFile::blocks() const { return blocks_in(impl_->contents)
 std::vector<std::string> CheckpointFile::find_damage(std::uint64_t begin, std::uint64_t end) const
 {
   return damage_in(impl_->contents, impl_->file, begin, end);
+}
+
+std::vector<fs::path> checkpoint_files(const fs::path& directory)
+{
+  std::vector<fs::path> files;
+  for (const std::string& name : files_by_step(directory)) files.push_back(directory / name);
+  return files;
+}
+
+CheckpointVerification verify_checkpoint(const fs::path& path)
+{
+  const CheckpointFile file(path);
+  std::vector<std::string> damage = file.find_damage(0, file.blocks());
+  CheckpointVerification result{file.step(), file.root(), file.blocks(), damage.size(), {}};
+  damage.resize(std::min(damage.size(), most_reasons));
+  result.reasons = std::move(damage);
+  if (result.damaged == 0) file.mark_verified();
+  return result;
 }
 
 CheckpointVerification verify_checkpoint(const fs::path& path, MPI_Comm communicator)

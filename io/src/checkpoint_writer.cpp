@@ -16,6 +16,13 @@ namespace tutti {
 using namespace detail;
 namespace fs = std::filesystem;
 
+namespace {
+
+/// A thread that was told to stop does so after at most 64 MiB, unless it hangs.
+constexpr std::chrono::seconds a_thread_ends_within{5};
+
+}  // namespace
+
 class CheckpointWriter::Implementation {
  public:
   Implementation(const Topology& topology, fs::path directory, CheckpointOptions options)
@@ -27,7 +34,7 @@ class CheckpointWriter::Implementation {
   {
     if (!save_) return;
     save_->payload()->give_up();
-    write_.reset();
+    write_->leave(a_thread_ends_within);
     save_->discard();
   }
 
@@ -60,6 +67,7 @@ class CheckpointWriter::Implementation {
       });
     } catch (...) {
       save->payload()->give_up();
+      if (write_) write_->leave(a_thread_ends_within);
       write_.reset();
       save->discard();
       throw;
@@ -93,7 +101,8 @@ class CheckpointWriter::Implementation {
     if (all_ended == 1) return finish();
 
     const std::unique_ptr<Save> save = std::move(save_);
-    write_->give_up();
+    save->payload()->give_up();
+    write_->leave(std::chrono::seconds(0));
     write_.reset();
     before_.reset();  // the thread may still read it
     or_discard(*save, [&] {

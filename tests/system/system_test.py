@@ -585,6 +585,12 @@ def stop(t):
     result = running.end(storm=(signal.SIGUSR1, signal.SIGTERM))
     check_stopped(result, what, "stop requested", code=85)
 
+    what = "saves in the background"
+    running = run(what, "--checkpoint-async", "on", "--checkpoint-every", "2")
+    running.wait_for_attempts(5)
+    running.signal(signal.SIGUSR1, 3)
+    check_stopped(running.end(), what, "(rank 3: SIGUSR1)")
+
     # The stop file, and the time of the job.
     what = "a stop file"
     running = run(what, "--stop-file", t.scratch / "please-stop")
@@ -632,14 +638,15 @@ def stop(t):
     t.check(result.code == 3 and result.summary["verdict"] == "halt", "a halt wins", result)
 
     # The save fails: an error, not a request to be run again.
-    what = "no folder"
-    running = run(what)
-    running.wait_for_attempts(5)
-    folder_of(what).rmdir()
-    folder_of(what).write_text("in the way")
-    running.signal(signal.SIGTERM, 1)
-    result = running.end()
-    t.check(result.code == 1 and "checkpoints-no-folder" in result.err, what, result)
+    for error in ("stop", "continue"):
+        what = f"no folder, {error}"
+        running = run(what, "--on-checkpoint-error", error)
+        running.wait_for_attempts(5)
+        folder_of(what).rmdir()
+        folder_of(what).write_text("in the way")
+        running.signal(signal.SIGTERM, 1)
+        result = running.end()
+        t.check(result.code == 1 and "checkpoints-no-folder" in result.err, what, result)
 
     # Without a checkpoint folder a signal is what it always was.
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -669,6 +676,314 @@ def stop(t):
     words = ["--checkpoint-dir", folder, "--resume", "auto", "--steps", "3"]
     said = ["step-000000000007.h5", "step-000000000008.h5"]
     t.check_refusal(t.train(2, *fast, *words), 2, said, "auto, all files damaged")
+
+
+def saves(t):
+    """When a run saves, at once or in the background, what stays, and what a failed save does."""
+
+    def names(folder):
+        return sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+
+    def steps(folder):
+        return [int(name[5:-3]) for name in names(folder) if name.endswith(".h5")]
+
+    base = [*SMALL, "--precision", "bf16", "--model-parallel", "2", "--steps", "12"]
+    plain = t.train_ok(4, base=base)
+    every = {}
+    for mode, flags in {
+        "at once": [],
+        "by pwrite": ["--checkpoint-io", "skeleton"],
+        "in the background": ["--checkpoint-async", "on"],
+    }.items():
+        folder = t.scratch / mode.replace(" ", "-")
+        flags += ["--checkpoint-dir", folder, "--checkpoint-every", "3"]
+        result = t.train_ok(4, *flags, base=base)
+        t.check(result.digest == plain.digest, f"saving {mode} changes nothing", result)
+        t.check(folder / "latest" in folder.iterdir(), f"{mode}: there is a pointer", result)
+        t.check(
+            not [n for n in names(folder) if n.startswith(".")], f"{mode}: nothing hidden", result
+        )
+        every[mode] = {n: (folder / n).read_bytes() for n in names(folder) if n.endswith(".h5")}
+    first = every["at once"]
+    t.check(len(first) == 4, f"a save every 3 of 12 steps: {list(first)}")
+    t.check(every["by pwrite"] == first, "both write paths make the same files")
+    # A save that is due while another one is in flight waits; each that is there is the same.
+    late = every["in the background"]
+    t.check("step-000000000012.h5" in late, "the end of the run waits for the last save")
+    for name in set(late) & set(first):
+        t.check(late[name] == first[name], f"{name} has the same bytes from the background")
+
+    def stalled(*flags):
+        folder = t.scratch / "stalled"
+        fault = "stall:step=3,rank=1,phase=save_payload,seconds=2"
+        words = ["--checkpoint-dir", folder, "--checkpoint-every", "3", "--fault", fault]
+        return folder, t.train_ok(4, *words, *flags, base=base)
+
+    folder, held = stalled("--checkpoint-async", "on")
+    t.check(held.digest == plain.digest, "a stalled thread changes nothing", held)
+    t.check(
+        (folder / "step-000000000003.h5").read_bytes() == first["step-000000000003.h5"],
+        "a stalled save holds its own step",
+        held,
+    )
+
+    folder = t.scratch / "clock"
+    clock = ["--checkpoint-minutes", "0.000001", "--checkpoint-keep", "2"]
+    result = t.train_ok(4, "--checkpoint-dir", folder, *clock, base=base)
+    t.check(steps(folder) == [11, 12], f"by the clock, two stay: {names(folder)}", result)
+
+    # A failure on one rank is one message, the run's end or a warning, and does no harm.
+    for phase in (
+        "save_prepare",
+        "save_payload",
+        "save_sync",
+        "save_complete",
+        "save_publish",
+        "save_pointer",
+        "save_retain",
+    ):
+        background = phase in ("save_payload", "save_publish")
+        rank = 3 if phase in ("save_prepare", "save_payload", "save_sync") else 0
+        folder = t.scratch / phase
+        words = ["--checkpoint-dir", folder, "--checkpoint-every", "3"]
+        # The first background save begins where it is due; a later one may find that in flight.
+        step = 3 if background else 6
+        words += ["--fault", f"throw:step={step},rank={rank},phase={phase}"]
+        words += ["--checkpoint-async", "on"] if background else []
+        failed = t.train(4, *words, base=base)
+        said = [line for line in failed.err.splitlines() if "planned exception" in line]
+        t.check(failed.code == 1, f"a throw in {phase} ends the run", failed)
+        t.check(len(said) == 1 and f"rank {rank}: " in said[0], f"{phase}: one message", failed)
+        there = [3, 6] if phase in ("save_pointer", "save_retain") else [] if background else [3]
+        t.check(steps(folder) == there, f"{phase} leaves {names(folder)}", failed)
+        t.check(
+            not [n for n in names(folder) if n.startswith(".")], f"{phase}: nothing hidden", failed
+        )
+        for name in names(folder):
+            if name.endswith(".h5"):
+                same = (folder / name).read_bytes() == first[name]
+                t.check(same, f"{phase}: {name} is whole", failed)
+    for mode in ("on", "off"):
+        folder = t.scratch / f"continue-{mode}"
+        words = ["--checkpoint-dir", folder, "--checkpoint-every", "3", "--checkpoint-async", mode]
+        words += ["--fault", "throw:step=3,rank=2,phase=save_payload"]
+        result = t.train_ok(4, *words, "--on-checkpoint-error", "continue", base=base)
+        t.check(result.digest == plain.digest, "a failed save changes nothing", result)
+        t.check("step 3 is not saved: rank 2: planned" in result.err, "it is said", result)
+        t.check(3 not in steps(folder) and 12 in steps(folder), f"{names(folder)}", result)
+
+    # A limit on file sizes is an error with its reason, and not a signal.
+    limited = t.scratch / "limited"
+    limited.write_text('#!/bin/sh\nulimit -f 20000\nexec "$@"\n')
+    limited.chmod(0o755)
+    folder = t.scratch / "limit"
+    words = ["train", "--data", t.data, *base, "--checkpoint-dir", folder]
+    result = t.command(words, 4, through=limited)
+    t.check(
+        result.code == 1 and "File too large, errno 27); raise the limit" in result.err,
+        "a write limit is an error that says so",
+        result,
+    )
+    t.check(names(folder) == [], f"nothing is left: {names(folder)}", result)
+
+    folder = t.scratch / "halt"
+    words = ["--checkpoint-dir", folder, "--checkpoint-every", "3", "--checkpoint-async", "on"]
+    words += ["--fault", "nonfinite:step=3,rank=1,value=nan", "--max-consecutive-skips", "1"]
+    halted = t.train(4, *words, base=base)
+    t.check(halted.code == 3, "the run halts", halted)
+    t.check(steps(folder) == [3], "a halt waits for the save in flight", halted)
+    t.check_refusal(
+        t.train(2, "--checkpoint-minutes", "5"), 2, ["checkpoint-minutes"], "no place to save"
+    )
+
+
+def flip(path, byte):
+    with open(path, "r+b") as file:
+        file.seek(byte)
+        value = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([value ^ 4]))
+
+
+def checkpoints(t):
+    base = ["--model-parallel", "2", "--max-norm", "1"]
+    folder = t.scratch / "damaged"
+    save = ["--checkpoint-dir", folder, "--checkpoint-every", "2"]
+    t.train_ok(4, *base, "--steps", "6", *save)
+    straight = t.train_ok(4, *base, "--steps", "8")
+    after_one = t.train_ok(4, *base, "--steps", "7")
+    files = [folder / f"step-{step:012}.h5" for step in (2, 4, 6)]
+    payload = 6001  # the arrays lie in front of all else: within the first one's first values
+
+    def resumed(what, ranks=4, *flags):
+        line = ["--model-parallel", "2", "--steps", "8", "--checkpoint-dir", folder, *flags]
+        return t.train(ranks, *line, "--resume", what, base=[])
+
+    # The first step after a resume is the one of the run that was not interrupted.
+    one = t.train_ok(4, "--model-parallel", "2", "--steps", "7", "--resume", files[2], base=[])
+    t.check(one.digest == after_one.digest, "the first step after a resume: equal bits", one)
+    t.check(one.log == after_one.log[-len(one.log) :], "and its log line", one)
+    t.check((folder / (files[2].name + ".verified")).exists(), "a verified restore is marked", one)
+
+    # The newest that verifies is taken, and what is passed over is named.
+    for broken, taken in ((files[2], files[1]), (files[1], files[0])):
+        flip(broken, payload)
+        result = resumed("latest")
+        saved = folder / "step-000000000008.h5"  # else the newest of the next resume
+        saved.unlink(missing_ok=True)
+        t.check(result.code == 0, f"{broken.name} is damaged, an older one is taken", result)
+        t.check_one_outcome(result, f"after {broken.name}")
+        t.check(f"resumed from {taken}" in result.err, f"resumes from {taken.name}", result)
+        t.check(result.digest == straight.digest, f"from {taken.name}: equal bits", result)
+        for word in (broken.name, "/optimizers/adam/master block", "parameter 'hidden.weight'"):
+            t.check(result.err.count(word) >= 1, f"the reason names '{word}'", result)
+    three = resumed("latest", 6)
+    (folder / "step-000000000008.h5").unlink(missing_ok=True)
+    t.check(three.code == 0, "on 6 ranks the same one is taken", three)
+    t.check(f"resumed from {files[0]}" in three.err, "the third, on 6 ranks", three)
+    flip(files[0], payload)
+    none = resumed("latest")
+    t.check(none.code == 1, "no good checkpoint: exit code 1", none)
+    t.check("holds no good checkpoint" in none.err, "and it says so", none)
+    for file in files:
+        named = none.err.count(f"checkpoint {file} is damaged")
+        t.check(named == 1, f"{file.name} is named once", none)
+    t.check_refusal(resumed(files[2]), 1, ["is damaged", "block"], "a damaged file by its name")
+    result = resumed(files[2], 4, "--verify", "off")
+    t.check(result.code == 0 and result.digest != straight.digest, "--verify off takes it", result)
+    t.check_refusal(
+        resumed(files[2], 4, "--verify", "sampled"), 1, ["is damaged"], "a first block, sampled"
+    )
+    for file in files:
+        flip(file, payload)
+
+    # An epoch of 12 samples, stopped in its middle on 4 ranks, ended on 3: each sample once.
+    small = t.scratch / "twelve"
+    write_data(small, train=12, test=4)
+    epoch = t.scratch / "epoch"
+    flags = ["--precision", "fp32", "--batch", "5", "--hidden", "8", "--checkpoint-dir", epoch]
+    t.train_ok(4, *flags, "--steps", "1", data=small, base=[])
+    rest = t.train_ok(
+        3, "--steps", "3", "--checkpoint-dir", epoch, "--resume", "latest", data=small, base=[]
+    )
+    t.check([a["window"] for a in rest.log] == [[5, 10], [10, 12]], "the rest of the epoch", rest)
+    shown = t.command(["checkpoint", "show", epoch / "step-000000000003.h5", "--json"])
+    t.check(
+        json.loads(shown.out)["control_state"]["ledger"]["committed"] == [[0, 12]],
+        "each of 12 samples once",
+        shown,
+    )
+
+
+def weights(t):
+    folder, fresh, part = t.scratch / "old", t.scratch / "fresh", t.scratch / "part"
+    t.train_ok(4, "--model-parallel", "2", "--steps", "4", "--checkpoint-dir", folder)
+    old = folder / "step-000000000004.h5"
+    begun = t.train(
+        3,
+        *["--precision", "bf16", "--optimizer", "adamw", "--steps", "0", "--ema", "0.5"],
+        *["--init-from", "latest", "--checkpoint-dir", folder],
+    )
+    t.check(begun.code == 0, "a run begins with weights", begun)
+    t.check(f"began with the weights of {old} at step 4" in begun.err, "and says so", begun)
+    (folder / "step-000000000000.h5").rename(t.scratch / "new.h5")
+    shown = json.loads(t.command(["checkpoint", "show", t.scratch / "new.h5", "--json"]).out)
+    control = shown["control_state"]
+    t.check(control["step"] == 0 and control["attempt"] == 0, "its control state is fresh", begun)
+    t.check(control["ledger"]["committed"] == [], "and its ledger", begun)
+
+    # Of the same optimizer: nothing but the moments differs.
+    t.train(2, "--steps", "0", "--init-from", old, "--checkpoint-dir", fresh)
+    new = fresh / "step-000000000000.h5"
+    diff = t.command(["checkpoint", "diff", old, new])
+    lines = [line for line in diff.out.splitlines() if line.startswith("adam/")]
+    t.check(diff.code == 1 and len(lines) == 8, "moments differ, of four parameters", diff)
+    t.check(all(" exp_avg" in line for line in lines), "and no weights", diff)
+
+    t.train(
+        2, "--steps", "0", "--init-from", old, "--init-only", "hidden.*", "--checkpoint-dir", part
+    )
+    diff = t.command(["checkpoint", "diff", old, part / "step-000000000000.h5"])
+    masters = [line.split(" ")[0] for line in diff.out.splitlines() if " master: " in line]
+    t.check(
+        masters == ["adam/output.weight", "adam/output.bias"], f"only some of them: {masters}", diff
+    )
+    after = t.train_ok(2, "--steps", "2", "--init-from", old, "--init-only", "hidden.*,output.bias")
+    t.check(after.summary["steps"] == 2, "and the run goes on", after)
+
+    def refused(code, words, *flags):
+        result = t.train(2, "--steps", "0", *flags)
+        t.check_refusal(result, code, words, f"{flags}")
+
+    refused(2, ["init-only"], "--init-only", "x")
+    refused(2, ["both given"], "--init-from", old, "--resume", old)
+    refused(2, ["no place to look"], "--init-from", "latest")
+    refused(1, ["no parameter matches 'x*'"], "--init-from", old, "--init-only", "x*")
+    refused(2, ["no such file"], "--init-from", t.scratch / "none.h5")
+    result = t.train(2, "--init-from", old, "--hidden", "25", base=[])
+    t.check_refusal(
+        result, 1, ["adam/hidden.weight has shape [144, 24] there and [144, 25] here"], "shapes"
+    )
+
+
+def checkpoint_tools(t):
+    folder = t.scratch / "tools"
+    save = ["--checkpoint-dir", folder, "--checkpoint-every", "2"]
+    t.train_ok(4, "--model-parallel", "2", "--steps", "4", *save)
+    older, newer = (folder / f"step-{step:012}.h5" for step in (2, 4))
+
+    def tool(code, words, *line, ranks=None):
+        result = t.command(["checkpoint", *line], ranks)
+        t.check(result.code == code, f"checkpoint {line[0]}: exit code {code}", result)
+        for word in words:
+            t.check(word in result.out, f"checkpoint {line[0]}: says '{word}'", result)
+        return result
+
+    for ranks in (None, 3):
+        listed = tool(0, ["step 4, ", "latest", "step 2, "], "ls", folder, ranks=ranks)
+        t.check(listed.out.count("\n") == 2, "one line a file", listed)
+        words = ["hidden.weight", "3456 elements", "split along axis 1", "ledger: 128"]
+        tool(0, words, "show", newer, ranks=ranks)
+        words = [
+            "control state: step is 2 and 4",
+            "adam/output.bias exp_avg: 10 elements differ, in [0, 10)",
+        ]
+        tool(1, words, "diff", older, newer, ranks=ranks)
+        tool(0, ["equal"], "diff", newer, newer, ranks=ranks)
+    tool(0, ["good (step 2"], "verify", older, ranks=3)
+    listed = tool(0, ["step 4, not verified yet", "step 2, verified"], "ls", folder)
+    tool(0, ["good (step 2", "good (step 4"], "verify", older, newer)
+    (folder / (newer.name + ".pin")).touch()
+    entries = json.loads(tool(0, [], "ls", folder, "--json").out)
+    t.check([e["step"] for e in entries] == [4, 2], "ls --json", listed)
+    t.check(all(e["verified"] for e in entries), "all are marked", listed)
+    t.check([e["pinned"] for e in entries] == [True, False], "a pin is seen", listed)
+
+    flip(newer, 16384 + 9)
+    words = ["good (step 2", "bad (1 of 21 blocks)", "/optimizers/adam/master block"]
+    alone = tool(1, words, "verify", older, newer)
+    shared = tool(1, [], "verify", older, newer, ranks=4)
+    t.check(shared.out == alone.out, "verify says the same on 4 ranks", shared)
+    for ranks in (None, 2):
+        result = t.command(["checkpoint", "diff", older, newer], ranks)
+        t.check_refusal(result, 1, ["is damaged"], "diff with a damaged file")
+    whole = older.read_bytes()
+    older.write_bytes(whole[: len(whole) // 2])
+    tool(1, ["truncated", "step 4"], "ls", folder)
+    tool(1, ["bad\n", "truncated"], "verify", older, ranks=2)
+    for ranks in (None, 2):
+        for code, words, line in (
+            (1, ["truncated"], ["show", older]),
+            (2, ["no directory"], ["ls", t.scratch / "no"]),
+            (2, ["not needed"], ["reshard", "x"]),
+            (2, ["did you mean 'verify'?"], ["verfy", "x"]),
+            (2, [], ["diff", "x"]),
+        ):
+            result = t.command(["checkpoint", *line], ranks)
+            t.check_refusal(result, code, words, f"checkpoint {line[0]}")
+    empty = t.scratch / "empty"
+    empty.mkdir()
+    tool(0, ["no checkpoints in"], "ls", empty)
 
 
 def skip_lines(result):

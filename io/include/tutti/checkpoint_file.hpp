@@ -37,6 +37,7 @@ class CheckpointFile {
   ~CheckpointFile();
 
   const std::filesystem::path& path() const;
+  std::filesystem::file_time_type time() const;  ///< of its last change; throws IoError
   std::uint32_t format_version() const;
   std::uint64_t step() const;
   std::uint64_t attempt() const;
@@ -75,6 +76,10 @@ class CheckpointFile {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Files of steps in `directory` by their names, the highest step first; nothing is opened. Not
+/// collective. Throws IoError when the directory exists and cannot be read.
+std::vector<std::filesystem::path> checkpoint_files(const std::filesystem::path& directory);
+
 /// What a full verification found.
 struct CheckpointVerification {
   std::uint64_t step = 0, root = 0;
@@ -88,5 +93,8 @@ struct CheckpointVerification {
 /// Leaves the mark of a verified file if all is well. Throws on all ranks the same:
 /// DamagedCheckpoint when the metadata is refused already, IoError.
 CheckpointVerification verify_checkpoint(const std::filesystem::path& file, MPI_Comm communicator);
+
+/// Not collective, and needs no MPI: the same by this process alone.
+CheckpointVerification verify_checkpoint(const std::filesystem::path& file);
 
 }  // namespace tutti

@@ -68,7 +68,7 @@ class CheckpointWriter {
   /// Not collective. `topology` must outlive it.
   CheckpointWriter(const Topology& topology, std::filesystem::path directory,
                    CheckpointOptions options = {});
-  /// Joins its thread; nothing is published. Not collective.
+  /// Ends its thread and removes the temporary file; nothing is published. Not collective.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
