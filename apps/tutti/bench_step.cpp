@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "devices.hpp"
+#include "measure.hpp"
 #include "rounding.hpp"
 #include "run_log.hpp"
 #include "train_config.hpp"
@@ -32,19 +33,6 @@ constexpr std::uint64_t warm_up_steps = 2;
 /// together.
 constexpr double bound_seconds = 0.15;
 constexpr std::size_t bound_bytes = std::size_t{64} << 20;
-
-double median(std::vector<double> values)
-{
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
-double over_ranks(double value, MPI_Op op, MPI_Comm world)
-{
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, op, world), "MPI_Allreduce");
-  return value;
-}
 
 /// Bytes that the program reads and writes in one committed update, for a parameter of an owner,
 /// averaged over all. With D data-parallel ranks, of which S share memory with the owner (itself

@@ -3,6 +3,7 @@
 #include "checkpoint_command.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>

@@ -2,6 +2,7 @@
 // The command `tutti`: takes the command line apart, and makes one end of whatever happens, on all
 // ranks. MPI is started only for what needs it.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <csignal>
@@ -11,6 +12,7 @@
 #include <optional>
 
 #include "agreement.hpp"
+#include "bench_checkpoint.hpp"
 #include "bench_step.hpp"
 #include "checkpoint_command.hpp"
 #include "info.hpp"
@@ -184,7 +186,10 @@ int main(int argc, char** argv)
   BenchConfig bench_config;
   OptionTable bench_table("bench step");
   declare(bench_table, bench_config);
-  Flags train_flags, bench_flags;
+  CheckpointBenchConfig checkpoint_config;
+  OptionTable checkpoint_table("bench checkpoint");
+  declare(checkpoint_table, checkpoint_config);
+  Flags train_flags, bench_flags, checkpoint_flags;
   CLI::App* train_command =
       app.add_subcommand("train", "train the reference classifier on Fashion-MNIST");
   add_flags(*train_command, train_table, train_flags);
@@ -198,6 +203,9 @@ int main(int argc, char** argv)
   CLI::App* step_command =
       bench_command->add_subcommand("step", "the cost of a whole step boundary");
   add_flags(*step_command, bench_table, bench_flags);
+  CLI::App* checkpoint_command =
+      bench_command->add_subcommand("checkpoint", "the cost of a save and of a verified restore");
+  add_flags(*checkpoint_command, checkpoint_table, checkpoint_flags);
 
   CheckpointRequest request;
   CLI::App* look_command = add_checkpoint(app, request);
@@ -221,6 +229,9 @@ int main(int argc, char** argv)
       } else if (step_command->parsed()) {
         refuse_extras(step_command->remaining(), bench_table);
         load(bench_table, nullptr, bench_flags);
+      } else if (checkpoint_command->parsed()) {
+        refuse_extras(checkpoint_command->remaining(), checkpoint_table);
+        load(checkpoint_table, nullptr, checkpoint_flags);
       } else if (info_command->parsed()) {
         versions = info();
       } else if (look_command->parsed()) {
@@ -232,7 +243,7 @@ int main(int argc, char** argv)
               "checkpoint reshard is not needed (a restore takes any number of ranks and any "
               "model-parallel degree); start the job as you want it, with --resume");
       } else if (bench_command->parsed()) {
-        refuse_word(bench_command->remaining(), "tutti bench", {"step"});
+        refuse_word(bench_command->remaining(), "tutti bench", {"step", "checkpoint"});
       } else {
         refuse_word(app.remaining(), "tutti", {"train", "info", "bench", "checkpoint"});
       }
@@ -253,6 +264,7 @@ int main(int argc, char** argv)
     return run_alone([&] { return checkpoint_command(request, MPI_COMM_NULL); });
   return run_on_all_ranks(problem, [&] {
     if (look_command->parsed()) return checkpoint_command(request, MPI_COMM_WORLD);
-    return train_command->parsed() ? train(train_table, train_config) : bench_step(bench_config);
+    if (train_command->parsed()) return train(train_table, train_config);
+    return step_command->parsed() ? bench_step(bench_config) : bench_checkpoint(checkpoint_config);
   });
 }

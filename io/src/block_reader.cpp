@@ -64,10 +64,8 @@ void BlockReader::judge(std::size_t optimizer, std::size_t array, std::size_t bl
       entry.parameters[place.parameter].name, values[bad]));
 }
 
-void BlockReader::read(std::size_t optimizer, std::size_t array,
-                       std::span<const std::size_t> blocks)
+void BlockReader::load(ArrayPlace place, std::span<const std::size_t> blocks)
 {
-  const ArrayPlace place = contents_.place(optimizer, array);
   buffer_.resize(blocks.size() * block_elements);
   hashes_.resize(blocks.size());
   for (std::size_t begin = 0; begin < blocks.size();) {
@@ -80,6 +78,29 @@ void BlockReader::read(std::size_t optimizer, std::size_t array,
                     (end - begin) * sizeof(std::uint64_t));
     begin = end;
   }
+}
+
+void BlockReader::read_own(std::size_t array, std::span<const std::size_t> blocks)
+{
+  load(contents_.place_of_own(array), blocks);
+  const OwnArrayEntry& entry = contents_.manifest.own_arrays[array];
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const bool hashed =
+        verify_ == Verify::full || (verify_ == Verify::sampled &&
+                                    (blocks[i] == 0 || blocks[i] + 1 == entry.blocks ||
+                                     mix64(hash_of(entry.name), blocks[i]) % sampled_one_in == 0));
+    if (hashed && hash_block(&buffer_[i * block_elements]) != hashes_[i])
+      throw CheckpointError(
+          fmt::format("checkpoint {} is damaged ({} block {}, of own array '{}', does not have its "
+                      "hash); restore another one",
+                      contents_.path.string(), entry.data_path(), blocks[i], entry.name));
+  }
+}
+
+void BlockReader::read(std::size_t optimizer, std::size_t array,
+                       std::span<const std::size_t> blocks)
+{
+  load(contents_.place(optimizer, array), blocks);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const float* values = &buffer_[i * block_elements];
     if (is_hashed(optimizer, array, blocks[i]) && hash_block(values) != hashes_[i]) {
@@ -104,21 +125,25 @@ void Cut::clear()
 void Cut::add(std::size_t from, std::size_t to, std::size_t count)
 {
   copies_.push_back({from, to, count});
-  for (std::size_t b = from / block_elements; b <= (from + count - 1) / block_elements; ++b)
+  for (std::size_t b = from / block_bytes; b <= (from + count - 1) / block_bytes; ++b)
     if (blocks_.empty() || blocks_.back() != b) blocks_.push_back(b);
 }
 
-void Cut::read(BlockReader& reader, std::size_t optimizer, std::size_t array, float* target)
+std::span<const std::size_t> Cut::blocks()
 {
   std::sort(blocks_.begin(), blocks_.end());
   blocks_.erase(std::unique(blocks_.begin(), blocks_.end()), blocks_.end());
-  reader.read(optimizer, array, blocks_);
+  return blocks_;
+}
+
+void Cut::take(const std::byte* buffer, void* target) const
+{
   for (const Copy& copy : copies_) {
     // A run's blocks are all there and follow each other, in the buffer as in the file.
-    const auto at = std::lower_bound(blocks_.begin(), blocks_.end(), copy.from / block_elements);
+    const auto at = std::lower_bound(blocks_.begin(), blocks_.end(), copy.from / block_bytes);
     const auto index = static_cast<std::size_t>(at - blocks_.begin());
-    std::copy_n(reader.buffer() + index * block_elements + copy.from % block_elements, copy.count,
-                target + copy.to);
+    std::copy_n(buffer + index * block_bytes + copy.from % block_bytes, copy.count,
+                static_cast<std::byte*>(target) + copy.to);
   }
 }
 

@@ -32,9 +32,12 @@ class BlockReader {
   /// CheckpointError that names dataset, parameter and block for one without its hash, and the
   /// element too for a value that may not be.
   void read(std::size_t optimizer, std::size_t array, std::span<const std::size_t> blocks);
-  const float* buffer() const { return buffer_.data(); }
+  /// The same of one of the code's own arrays; any value may be.
+  void read_own(std::size_t array, std::span<const std::size_t> blocks);
+  const std::byte* buffer() const { return reinterpret_cast<const std::byte*>(buffer_.data()); }
 
  private:
+  void load(ArrayPlace place, std::span<const std::size_t> blocks);
   bool is_hashed(std::size_t optimizer, std::size_t array, std::size_t block) const;
   void judge(std::size_t optimizer, std::size_t array, std::size_t block,
              const float* values) const;
@@ -46,13 +49,18 @@ class BlockReader {
   std::vector<std::uint64_t> hashes_;
 };
 
-/// Runs of elements on their way out of whole blocks, for any number of arrays of one optimizer.
+/// Runs of bytes on their way out of whole blocks, for any number of arrays of one layout.
 class Cut {
  public:
   void clear();
-  /// `count` elements from flat element `from` on go to element `to` of the target.
+  /// `count` bytes from byte `from` of the array in the file on go to byte `to` of the target.
   void add(std::size_t from, std::size_t to, std::size_t count);
-  void read(BlockReader& reader, std::size_t optimizer, std::size_t array, float* target);
+  /// About how many blocks are to be read for what was added.
+  std::size_t pending() const { return blocks_.size(); }
+  /// The blocks to be read, ascending, each once.
+  std::span<const std::size_t> blocks();
+  /// `buffer` holds what blocks() says, one after the other.
+  void take(const std::byte* buffer, void* target) const;
 
  private:
   struct Copy {

@@ -43,32 +43,38 @@ std::vector<std::string> damage_in(const Contents& contents, const PosixFile& fi
   std::vector<std::string> damage;
   BlockReader reader(file, contents, Verify::full);
   std::vector<std::size_t> blocks;
-  const auto read = [&](std::size_t optimizer, std::size_t array, std::size_t from,
-                        std::size_t to) {
-    blocks.clear();
-    for (std::size_t b = from; b < to; ++b) blocks.push_back(b);
-    reader.read(optimizer, array, blocks);
-  };
   std::uint64_t first = 0;  // of the array
-  for (std::size_t o = 0; o < contents.manifest.optimizers.size(); ++o) {
-    const std::size_t count = contents.optimizer(o).blocks;
-    for (std::size_t a = 0; a < contents.optimizer(o).arrays.size(); ++a, first += count) {
-      const std::uint64_t stop = std::min<std::uint64_t>(first + count, end);
-      for (std::uint64_t at = std::max(first, begin); at < stop;) {
-        const std::uint64_t next = std::min<std::uint64_t>(stop, at + blocks_at_a_time);
-        try {
-          read(o, a, at - first, next - first);
-        } catch (const CheckpointError&) {
-          for (std::uint64_t b = at; b < next; ++b) try {
-              read(o, a, b - first, b + 1 - first);
-            } catch (const CheckpointError& bad) {
-              damage.emplace_back(bad.what());
-            }
-        }
-        at = next;
+  // `read(blocks)` of the next array, which has `count` of them.
+  const auto look_at = [&](std::uint64_t count, const auto& read) {
+    const auto read_range = [&](std::uint64_t from, std::uint64_t to) {
+      blocks.clear();
+      for (std::uint64_t b = from; b < to; ++b) blocks.push_back(b - first);
+      read(blocks);
+    };
+    const std::uint64_t stop = std::min(first + count, end);
+    for (std::uint64_t at = std::max(first, begin); at < stop;) {
+      const std::uint64_t next = std::min<std::uint64_t>(stop, at + blocks_at_a_time);
+      try {
+        read_range(at, next);
+      } catch (const CheckpointError&) {
+        for (std::uint64_t b = at; b < next; ++b) try {
+            read_range(b, b + 1);
+          } catch (const CheckpointError& bad) {
+            damage.emplace_back(bad.what());
+          }
       }
+      at = next;
     }
-  }
+    first += count;
+  };
+  const Manifest& manifest = contents.manifest;
+  for (std::size_t o = 0; o < manifest.optimizers.size(); ++o)
+    for (std::size_t a = 0; a < manifest.optimizers[o].arrays.size(); ++a)
+      look_at(manifest.optimizers[o].blocks,
+              [&](std::span<const std::size_t> wanted) { reader.read(o, a, wanted); });
+  for (std::size_t a = 0; a < manifest.own_arrays.size(); ++a)
+    look_at(manifest.own_arrays[a].blocks,
+            [&](std::span<const std::size_t> wanted) { reader.read_own(a, wanted); });
   return damage;
 }
 
@@ -77,7 +83,16 @@ std::uint64_t blocks_in(const Contents& contents)
   std::uint64_t blocks = 0;
   for (const ManifestEntry& optimizer : contents.manifest.optimizers)
     blocks += optimizer.arrays.size() * optimizer.blocks;
+  for (const OwnArrayEntry& array : contents.manifest.own_arrays) blocks += array.blocks;
   return blocks;
+}
+
+void mark(const fs::path& path, const CheckpointVerification& result) noexcept
+{
+  if (result.damaged == 0)
+    leave_verified_marker(path, result.root);
+  else
+    drop_verified_marker(path);
 }
 
 /// Collective: the first `most` lines in the order of ranks, on all of them.
@@ -129,10 +144,15 @@ struct CheckpointFile::Impl {
   {
     for (const ManifestEntry& entry : contents.manifest.optimizers)
       optimizers.push_back({entry.name, entry.arrays, entry.parameters, entry.views, entry.blocks});
+    for (const OwnArrayEntry& entry : contents.manifest.own_arrays)
+      own.push_back({entry.name, entry.type, entry.shape, entry.view_path()});
+    for (const OwnScalarEntry& entry : contents.manifest.own_scalars)
+      own.push_back({entry.name, entry.type, {}, entry.path});
   }
   Contents contents;
   PosixFile file;
   std::vector<Optimizer> optimizers;
+  std::vector<Own> own;
 };
 
 CheckpointFile::CheckpointFile(const fs::path& path) : impl_(std::make_unique<Impl>(path)) {}
@@ -178,6 +198,7 @@ const std::vector<CheckpointFile::Optimizer>& CheckpointFile::optimizers() const
 {
   return impl_->optimizers;
 }
+const std::vector<CheckpointFile::Own>& CheckpointFile::own() const { return impl_->own; }
 bool CheckpointFile::is_marked_verified() const { return has_verified_marker(path(), root()); }
 bool CheckpointFile::is_pinned() const { return detail::is_pinned(path()); }
 void CheckpointFile::mark_verified() const { leave_verified_marker(path(), root()); }
@@ -217,11 +238,12 @@ void CheckpointFile::read(std::string_view optimizer, std::string_view parameter
     for (std::size_t e = at; e < end;) {
       const auto run = contents.layouts[o].locate(p, first + e);
       const std::size_t count = std::min(run.count, end - e);
-      cut.add(run.element, e, count);
+      cut.add(run.element * sizeof(float), e * sizeof(float), count * sizeof(float));
       e += count;
     }
     try {
-      cut.read(reader, o, a, values.data());
+      reader.read(o, a, cut.blocks());
+      cut.take(reader.buffer(), values.data());
     } catch (const CheckpointError& damage) {
       throw DamagedCheckpoint(damage.what());
     }
@@ -250,7 +272,7 @@ CheckpointVerification verify_checkpoint(const fs::path& path)
   CheckpointVerification result{file.step(), file.root(), file.blocks(), damage.size(), {}};
   damage.resize(std::min(damage.size(), most_reasons));
   result.reasons = std::move(damage);
-  if (result.damaged == 0) file.mark_verified();
+  mark(path, result);
   return result;
 }
 
@@ -289,7 +311,7 @@ CheckpointVerification verify_checkpoint(const fs::path& path, MPI_Comm communic
             "MPI_Allreduce of damaged blocks");
   mine.resize(std::min(mine.size(), most_reasons));
   result.reasons = gather_lines(communicator, mine, most_reasons);
-  if (result.damaged == 0 && rank == 0) leave_verified_marker(contents.path, result.root);
+  if (rank == 0) mark(contents.path, result);
   return result;
 }
 

@@ -24,6 +24,11 @@ struct Contents {
     return metadata.places[first_array[optimizer] + array];
   }
 
+  ArrayPlace place_of_own(std::size_t array) const
+  {
+    return metadata.places[metadata.places.size() - manifest.own_arrays.size() + array];
+  }
+
   std::filesystem::path path;
   Metadata metadata;
   Manifest manifest;

@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <random>
-#include <set>
 #include <system_error>
+#include <vector>
 
 #include "tutti/error.hpp"
 
@@ -19,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* file_ending = ".tmp";
-constexpr const char* pointer_ending = ".tmp.latest";
 constexpr const char* lock_ending = ".lock";
 
 bool is_checkpoint_name(const std::string& name)
@@ -28,18 +28,16 @@ bool is_checkpoint_name(const std::string& name)
          std::all_of(name.begin() + 5, name.end() - 3, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// A hidden name without its ending; nothing for names of any other kind.
+/// A hidden name without its ending; nothing for names of any other kind. Any ending: MPI-IO makes
+/// files of its own beside the one that it opens (`.tmp.locktest.0`).
 std::string stem_of(const std::string& name)
 {
-  for (const std::string ending : {pointer_ending, file_ending, lock_ending}) {
-    if (!name.starts_with(".") || !name.ends_with(ending)) continue;
-    const std::string stem = name.substr(0, name.size() - ending.size());
-    const std::size_t dot = stem.rfind('.');
-    const bool tagged = stem.size() - dot == 9 &&
-                        stem.find_first_not_of("0123456789abcdef", dot + 1) == std::string::npos;
-    return tagged && is_checkpoint_name(stem.substr(1, dot - 1)) ? stem : "";
-  }
-  return "";
+  const std::size_t dot = name.find(".h5.") + 3;  // in front of the tag
+  if (!name.starts_with(".") || dot < 3 || name.size() < dot + 10 || name[dot + 9] != '.')
+    return "";
+  const std::string tag = name.substr(dot + 1, 8);
+  const bool tagged = tag.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return tagged && is_checkpoint_name(name.substr(1, dot - 1)) ? name.substr(0, dot + 9) : "";
 }
 
 /// True if whoever made these files is gone; then `lock` keeps others away from them.
@@ -107,18 +105,19 @@ HiddenName::~HiddenName()
 void remove_leftovers(const fs::path& directory) noexcept
 {
   try {
-    std::set<std::string> stems;
+    std::map<std::string, std::vector<fs::path>> files;  // by stem
     std::error_code error;
     fs::directory_iterator entries(directory, error);
     for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-      stems.insert(stem_of(entries->path().filename().string()));
-    stems.erase("");
-    for (const std::string& name : stems) {
+      files[stem_of(entries->path().filename().string())].push_back(entries->path());
+    files.erase("");
+    for (const auto& [name, paths] : files) {
       const fs::path stem = directory / name;
       PosixFile lock;
       if (!take_over(stem, lock)) continue;
-      for (const char* ending : {file_ending, pointer_ending, lock_ending})
-        remove_quietly(stem.string() + ending);
+      for (const fs::path& path : paths)
+        if (!path.string().ends_with(lock_ending)) remove_quietly(path);
+      remove_quietly(stem.string() + lock_ending);
     }
   } catch (const std::exception&) {
     // They stay for the next save.

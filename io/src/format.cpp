@@ -42,7 +42,7 @@ std::uint64_t from_hex(const json& field)
   const auto& text = field.get_ref<const std::string&>();
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  if (error != std::errc() || end != text.data() + text.size())
+  if (error != std::errc() || end != text.data() + text.size() || hex(value) != text)
     throw CheckpointError(fmt::format("'{}' is not a hash", text));
   return value;
 }
@@ -131,9 +131,47 @@ void create_views(hid_t file, const ManifestEntry& optimizer, const FlatLayout& 
       slabs.push_back(std::move(slab));
     }
     for (const std::string& array : optimizer.arrays)
-      create_view(file, optimizer.views[p] + "/" + array, spec.shape, slabs,
+      create_view(file, optimizer.views[p] + "/" + array, H5T_IEEE_F32LE, spec.shape, slabs,
                   optimizer.data_path(array), optimizer.blocks * block_elements);
   }
+}
+
+/// The code's own arrays in their real shapes.
+void create_view_of(hid_t file, const OwnArrayEntry& array)
+{
+  std::vector<VirtualSlab> slabs;
+  for (const SavedPart& saved : array.parts) {
+    VirtualSlab slab;
+    slab.begin.assign(saved.part.begin.begin(), saved.part.begin.end());
+    slab.shape.assign(saved.part.extent.begin(), saved.part.extent.end());
+    if (slab.shape.empty()) {
+      slab.begin = {0};
+      slab.shape = {1};
+    }
+    slab.first_element = saved.first_block * block_bytes / bytes_of(array.type);
+    slabs.push_back(std::move(slab));
+  }
+  create_view(file, array.view_path(), hdf5_type(array.type), array.shape, slabs, array.data_path(),
+              array.elements_in_file());
+}
+
+void write_table(hid_t file, const std::string& path, const std::vector<std::uint64_t>& table)
+{
+  Dataset dataset = create_flat(file, path, H5T_STD_U64LE, table.size());
+  if (!table.empty())
+    check_hdf5(
+        H5Dwrite(dataset.get(), H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, table.data()),
+        "H5Dwrite");
+  dataset.close("H5Dclose");
+}
+
+void write_scalar(hid_t file, const OwnScalarEntry& scalar)
+{
+  const hid_t type = hdf5_type(scalar.type);
+  Dataset dataset = create_flat(file, scalar.path, type, 1);
+  check_hdf5(H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, &scalar.bits),
+             "H5Dwrite");
+  dataset.close("H5Dclose");
 }
 
 // --- reading -------------------------------------------------------------------------------------
@@ -180,27 +218,53 @@ Metadata read_judged(const std::filesystem::path& path)
   require(hash_text(metadata.configuration) == certificate.configuration, configuration_path);
 
   const Manifest manifest = manifest_from_json(metadata.manifest);
-  std::size_t arrays = 0;
+  std::size_t arrays = manifest.own_arrays.size();
   for (const ManifestEntry& optimizer : manifest.optimizers) arrays += optimizer.arrays.size();
   if (arrays != certificate.tables.size())
     throw CheckpointError("certificate and manifest do not have the same arrays");
+  const auto find = [&](const std::string& data, hid_t type, std::uint64_t elements,
+                        const std::string& hashes, std::size_t blocks) {
+    ArrayPlace place;
+    place.data = flat_offset(file.get(), data, type, elements);
+    place.hashes = flat_offset(file.get(), hashes, H5T_STD_U64LE, blocks);
+    const auto table = read_table(file.get(), hashes, blocks);
+    require(hash_bytes(table.data(), table.size() * sizeof(std::uint64_t)) ==
+                certificate.tables[metadata.places.size()],
+            hashes.c_str());
+    metadata.places.push_back(place);
+  };
   for (const ManifestEntry& optimizer : manifest.optimizers)
-    for (const std::string& array : optimizer.arrays) {
-      const std::string hashes = optimizer.hash_path(array);
-      ArrayPlace place;
-      place.data = flat_offset(file.get(), optimizer.data_path(array), H5T_IEEE_F32LE,
-                               optimizer.blocks * block_elements);
-      place.hashes = flat_offset(file.get(), hashes, H5T_STD_U64LE, optimizer.blocks);
-      const auto table = read_table(file.get(), hashes, optimizer.blocks);
-      require(hash_bytes(table.data(), table.size() * sizeof(std::uint64_t)) ==
-                  certificate.tables[metadata.places.size()],
-              hashes.c_str());
-      metadata.places.push_back(place);
-    }
+    for (const std::string& array : optimizer.arrays)
+      find(optimizer.data_path(array), H5T_IEEE_F32LE, optimizer.blocks * block_elements,
+           optimizer.hash_path(array), optimizer.blocks);
+  for (const OwnArrayEntry& array : manifest.own_arrays)
+    find(array.data_path(), hdf5_type(array.type), array.elements_in_file(), array.hash_path(),
+         array.blocks);
   return metadata;
 }
 
 }  // namespace
+
+hid_t hdf5_type(ElementType type)
+{
+  switch (type) {
+    case ElementType::uint8:
+      return H5T_STD_U8LE;
+    case ElementType::int32:
+      return H5T_STD_I32LE;
+    case ElementType::uint32:
+      return H5T_STD_U32LE;
+    case ElementType::int64:
+      return H5T_STD_I64LE;
+    case ElementType::uint64:
+      return H5T_STD_U64LE;
+    case ElementType::float32:
+      return H5T_IEEE_F32LE;
+    case ElementType::float64:
+      break;
+  }
+  return H5T_IEEE_F64LE;
+}
 
 std::uint64_t hash_bytes(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
 
@@ -216,6 +280,10 @@ void assign_paths(Manifest& manifest)
       optimizer.views.push_back(
           places.take("/parameters", optimizer.parameters[p].name, optimizer.arrays));
   }
+  for (OwnArrayEntry& array : manifest.own_arrays)
+    array.group = places.take("/arrays", array.name, {"data", "hashes", "values"});
+  for (OwnScalarEntry& scalar : manifest.own_scalars)
+    scalar.path = places.take("/scalars", scalar.name, {"value"}) + "/value";
 }
 
 std::string to_json(const Manifest& manifest)
@@ -241,14 +309,79 @@ std::string to_json(const Manifest& manifest)
                           {"blocks", optimizer.blocks},
                           {"parameters", parameters}});
   }
+  json own_arrays = json::array();
+  for (const OwnArrayEntry& array : manifest.own_arrays) {
+    json parts = json::array();
+    for (const SavedPart& saved : array.parts)
+      parts.push_back({{"rank", saved.rank},
+                       {"begin", saved.part.begin},
+                       {"extent", saved.part.extent},
+                       {"first_block", saved.first_block}});
+    own_arrays.push_back({{"name", array.name},
+                          {"type", std::string(name_of(array.type))},
+                          {"shape", array.shape},
+                          {"group", array.group},
+                          {"blocks", array.blocks},
+                          {"parts", parts}});
+  }
+  json own_scalars = json::array();
+  for (const OwnScalarEntry& scalar : manifest.own_scalars)
+    own_scalars.push_back({{"name", scalar.name},
+                           {"type", std::string(name_of(scalar.type))},
+                           {"bits", hex(scalar.bits)},
+                           {"dataset", scalar.path}});
   const json out = {{"format", "tutti checkpoint"},
                     {"format_version", checkpoint_format_version},
                     {"block_elements", block_elements},
                     {"ranks", manifest.ranks},
                     {"model_parallel", manifest.model_parallel},
-                    {"optimizers", optimizers}};
+                    {"optimizers", optimizers},
+                    {"own_arrays", own_arrays},
+                    {"own_scalars", own_scalars}};
   return out.dump();
 }
+
+namespace {
+
+ElementType type_from(const json& name)
+{
+  const auto type = element_type_named(name.get_ref<const std::string&>());
+  if (!type) throw CheckpointError("the type of an own array is not known");
+  return *type;
+}
+
+/// Files from before there were own arrays have none.
+void read_own(const json& in, Manifest& manifest)
+{
+  for (const json& entry : in.value("own_arrays", json::array())) {
+    OwnArrayEntry& array = manifest.own_arrays.emplace_back();
+    entry.at("name").get_to(array.name);
+    array.type = type_from(entry.at("type"));
+    entry.at("shape").get_to(array.shape);
+    entry.at("group").get_to(array.group);
+    entry.at("blocks").get_to(array.blocks);
+    std::size_t blocks = 0;
+    for (const json& part : entry.at("parts")) {
+      SavedPart& saved = array.parts.emplace_back();
+      part.at("rank").get_to(saved.rank);
+      part.at("begin").get_to(saved.part.begin);
+      part.at("extent").get_to(saved.part.extent);
+      part.at("first_block").get_to(saved.first_block);
+      if (saved.part.begin.size() != array.shape.size() ||
+          saved.part.extent.size() != array.shape.size() || saved.first_block != blocks)
+        throw CheckpointError("the parts of an own array do not lie where they should");
+      blocks += own_blocks(saved.part, array.type);
+    }
+    if (blocks != array.blocks) throw CheckpointError("an own array does not fill its blocks");
+    require_partition(array);
+  }
+  for (const json& entry : in.value("own_scalars", json::array()))
+    manifest.own_scalars.push_back({entry.at("name").get<std::string>(),
+                                    type_from(entry.at("type")), from_hex(entry.at("bits")),
+                                    entry.at("dataset").get<std::string>()});
+}
+
+}  // namespace
 
 Manifest manifest_from_json(const std::string& text)
 {
@@ -287,6 +420,7 @@ Manifest manifest_from_json(const std::string& text)
         if (entry.at("parameters")[p].at("first_block").get<std::size_t>() != layout.first_block(p))
           throw CheckpointError("its parameters do not lie where they should");
     }
+    read_own(in, manifest);
     return manifest;
   } catch (const json::exception& error) {
     throw CheckpointError(fmt::format("its manifest cannot be read: {}", error.what()));
@@ -343,6 +477,8 @@ std::uint64_t room_for_payload(const Manifest& manifest)
   for (const ManifestEntry& optimizer : manifest.optimizers)
     bytes += optimizer.arrays.size() * (optimizer.blocks * block_bytes + slack) +
              2048 * optimizer.group.size();
+  for (const OwnArrayEntry& array : manifest.own_arrays)
+    bytes += array.blocks * block_bytes + slack + 2048 * array.group.size();
   return bytes;
 }
 
@@ -358,6 +494,11 @@ std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metada
                 slots * (512 + 64 * optimizer.parameters[p].shape.size());
     bytes += optimizer.arrays.size() * (optimizer.blocks * sizeof(std::uint64_t) + slack + a_view);
   }
+  for (const OwnArrayEntry& array : manifest.own_arrays)
+    bytes += array.blocks * sizeof(std::uint64_t) + slack + 8192 +
+             array.parts.size() * (512 + 64 * array.shape.size());
+  for (const OwnScalarEntry& scalar : manifest.own_scalars)
+    bytes += 8192 + 2048 * scalar.path.size();
   return bytes;
 }
 
@@ -369,17 +510,17 @@ void write_metadata(const std::filesystem::path& path, const Manifest& manifest,
   auto table = tables.begin();
   for (const ManifestEntry& optimizer : manifest.optimizers) {
     for (const std::string& array : optimizer.arrays) {
-      Dataset dataset =
-          create_flat(file.get(), optimizer.hash_path(array), H5T_STD_U64LE, table->size());
-      if (!table->empty())
-        check_hdf5(H5Dwrite(dataset.get(), H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT,
-                            table->data()),
-                   "H5Dwrite");
-      dataset.close("H5Dclose");
+      write_table(file.get(), optimizer.hash_path(array), *table);
       ++table;
     }
     create_views(file.get(), optimizer, FlatLayout(optimizer.parameters, manifest.model_parallel));
   }
+  for (const OwnArrayEntry& array : manifest.own_arrays) {
+    write_table(file.get(), array.hash_path(), *table);
+    ++table;
+    create_view_of(file.get(), array);
+  }
+  for (const OwnScalarEntry& scalar : manifest.own_scalars) write_scalar(file.get(), scalar);
   write_text(file.get(), manifest_path, metadata.manifest);
   write_text(file.get(), control_path, metadata.control_state);
   write_text(file.get(), configuration_path, metadata.configuration);

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "hdf5.hpp"
+#include "own_layout.hpp"
 #include "tutti/block.hpp"
 #include "tutti/parameters.hpp"
 
 namespace tutti::detail {
-
-inline constexpr std::size_t block_bytes = block_elements * sizeof(float);
 
 /// XXH3-64 of bytes, of a text and of one block.
 std::uint64_t hash_bytes(const void* data, std::size_t bytes);
@@ -42,6 +41,8 @@ struct ManifestEntry {
 struct Manifest {
   int ranks = 1, model_parallel = 1;
   std::vector<ManifestEntry> optimizers;
+  std::vector<OwnArrayEntry> own_arrays;    ///< of the code that saved
+  std::vector<OwnScalarEntry> own_scalars;  ///< likewise; in the file's group /scalars for people
 };
 
 /// Gives every optimizer and parameter a place in the file: its name where HDF5 can have it, a
@@ -66,6 +67,9 @@ std::string to_json(const Certificate& certificate);
 /// Throws CheckpointError if the text is not what was written.
 Certificate certificate_from_json(const std::string& text);
 
+/// How elements lie in the file.
+hid_t hdf5_type(ElementType type);
+
 /// The places of one array in the file.
 struct ArrayPlace {
   std::uint64_t data = 0, hashes = 0;
@@ -75,7 +79,8 @@ struct ArrayPlace {
 struct Metadata {
   std::uint32_t format_version = 0;
   std::string manifest, control_state, configuration, certificate;  ///< texts
-  std::vector<ArrayPlace> places;  ///< by optimizer and array, in the manifest's order
+  std::vector<ArrayPlace>
+      places;  ///< by optimizer and array, then of own arrays, in the manifest's order
 };
 
 /// Bytes that are more than enough for the flat arrays, and for everything that write_metadata
@@ -83,8 +88,8 @@ struct Metadata {
 std::uint64_t room_for_payload(const Manifest& manifest);
 std::uint64_t room_for_metadata(const Manifest& manifest, const Metadata& metadata);
 
-/// Rank zero's last word in a file whose payload is complete. `tables`: block hashes by optimizer
-/// and array. Throws Hdf5Failure.
+/// Rank zero's last word in a file whose payload is complete. `tables`: block hashes in the order
+/// of `Metadata::places`. Throws Hdf5Failure.
 void write_metadata(const std::filesystem::path& path, const Manifest& manifest,
                     const Metadata& metadata,
                     const std::vector<std::vector<std::uint64_t>>& tables);

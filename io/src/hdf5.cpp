@@ -225,14 +225,16 @@ std::uint32_t read_attribute(hid_t file, const char* name)
   return value;
 }
 
-void create_view(hid_t file, const std::string& path, std::span<const std::size_t> shape,
-                 std::span<const VirtualSlab> slabs, const std::string& source,
-                 std::uint64_t source_elements)
+void create_view(hid_t file, const std::string& path, hid_t type,
+                 std::span<const std::size_t> shape, std::span<const VirtualSlab> slabs,
+                 const std::string& source, std::uint64_t source_elements)
 {
   make_groups(file, path);
   const PropertyList creation = creation_list(H5P_DATASET_CREATE);
-  const float hole = std::numeric_limits<float>::quiet_NaN();
-  check_hdf5(H5Pset_fill_value(creation.get(), H5T_NATIVE_FLOAT, &hole), "H5Pset_fill_value");
+  if (H5Tget_class(type) == H5T_FLOAT) {
+    const float hole = std::numeric_limits<float>::quiet_NaN();
+    check_hdf5(H5Pset_fill_value(creation.get(), H5T_NATIVE_FLOAT, &hole), "H5Pset_fill_value");
+  }
   std::vector<hsize_t> extents(shape.begin(), shape.end());
   if (extents.empty()) extents.push_back(1);  // a virtual dataset cannot be a scalar
   const Dataspace space(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
@@ -251,9 +253,9 @@ void create_view(hid_t file, const std::string& path, std::span<const std::size_
                "H5Pset_virtual");
   }
   check_hdf5(H5Sselect_all(space.get()), "H5Sselect_all");
-  Dataset view(H5Dcreate2(file, path.c_str(), H5T_IEEE_F32LE, space.get(), H5P_DEFAULT,
-                          creation.get(), H5P_DEFAULT),
-               "H5Dcreate");
+  Dataset view(
+      H5Dcreate2(file, path.c_str(), type, space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+      "H5Dcreate");
   view.close("H5Dclose");
 }
 

@@ -123,10 +123,10 @@ struct VirtualSlab {
   std::vector<hsize_t> begin, shape;
   std::uint64_t first_element = 0;
 };
-/// A view of fp32 values with a real shape on the flat dataset `source`; what no slab covers is
-/// NaN.
-void create_view(hid_t file, const std::string& path, std::span<const std::size_t> shape,
-                 std::span<const VirtualSlab> slabs, const std::string& source,
-                 std::uint64_t source_elements);
+/// A view of values of `type` with a real shape on the flat dataset `source`; what no slab covers
+/// is NaN, or 0 for integers.
+void create_view(hid_t file, const std::string& path, hid_t type,
+                 std::span<const std::size_t> shape, std::span<const VirtualSlab> slabs,
+                 const std::string& source, std::uint64_t source_elements);
 
 }  // namespace tutti::detail

@@ -8,6 +8,8 @@
 #include <string>
 #include <system_error>
 
+#include "posix_file.hpp"
+
 namespace tutti::detail {
 namespace {
 
@@ -42,6 +44,15 @@ bool has_verified_marker(const std::filesystem::path& checkpoint, std::uint64_t 
     return std::getline(in, line) && !in.eof() && line == fmt::format("{:016x}", root);
   } catch (...) {
     return false;
+  }
+}
+
+void drop_verified_marker(const std::filesystem::path& checkpoint) noexcept
+{
+  try {
+    remove_quietly(verified_marker(checkpoint));
+  } catch (...) {
+    // As above.
   }
 }
 

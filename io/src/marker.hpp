@@ -15,6 +15,9 @@ std::filesystem::path verified_marker(const std::filesystem::path& checkpoint);
 void leave_verified_marker(const std::filesystem::path& checkpoint, std::uint64_t root) noexcept;
 bool has_verified_marker(const std::filesystem::path& checkpoint, std::uint64_t root) noexcept;
 
+/// Damage was found: the mark of an earlier day must not keep this file for the newest good one.
+void drop_verified_marker(const std::filesystem::path& checkpoint) noexcept;
+
 bool is_pinned(const std::filesystem::path& checkpoint) noexcept;
 
 }  // namespace tutti::detail

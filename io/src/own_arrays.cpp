@@ -37,6 +37,12 @@ void insert_by_name(std::vector<Entry>& entries, Entry entry)
 }  // namespace
 
 std::string_view name_of(ElementType type) { return types[static_cast<std::size_t>(type)].name; }
+std::optional<ElementType> element_type_named(std::string_view name)
+{
+  for (std::size_t i = 0; i < types.size(); ++i)
+    if (types[i].name == name) return static_cast<ElementType>(i);
+  return std::nullopt;
+}
 std::size_t bytes_of(ElementType type) { return types[static_cast<std::size_t>(type)].bytes; }
 
 std::size_t ArrayPart::elements() const

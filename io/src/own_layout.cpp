@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <random>
 
-#include "format.hpp"
 #include "tutti/error.hpp"
 
 namespace tutti::detail {

@@ -9,9 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "tutti/block.hpp"
 #include "tutti/own_arrays.hpp"
 
 namespace tutti::detail {
+
+/// Of a block of any array in the file.
+inline constexpr std::size_t block_bytes = block_elements * sizeof(float);
 
 /// The part of one rank that saved; parts without elements are not kept.
 struct SavedPart {
@@ -28,6 +32,7 @@ struct OwnArrayEntry {
   std::size_t blocks = 0;        ///< of 16 KiB
   std::vector<SavedPart> parts;  ///< by rank
 
+  std::size_t elements_in_file() const { return blocks * block_bytes / bytes_of(type); }
   std::string data_path() const { return group + "/data"; }
   std::string hash_path() const { return group + "/hashes"; }
   std::string view_path() const { return group + "/values"; }
@@ -38,6 +43,7 @@ struct OwnScalarEntry {
   std::string name;
   ElementType type = ElementType::float64;
   std::uint64_t bits = 0;
+  std::string path;  ///< of its dataset, for people
 };
 
 /// Whole blocks that a part of so many elements takes.

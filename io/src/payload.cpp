@@ -16,7 +16,8 @@
 namespace tutti::detail {
 namespace {
 
-constexpr std::size_t most_blocks_of_a_run = 4096;
+/// Floats that hold so many bytes, up to the next cache line.
+std::size_t floats_for(std::size_t bytes) { return (bytes + 63) / 64 * 16; }
 
 }  // namespace
 
@@ -56,6 +57,7 @@ void Payload::take_snapshot(Payload* before)
   std::size_t elements = 0;
   for (const Source& source : sources)
     elements += source.arrays.size() * source.flat_blocks.size() * block_elements;
+  for (const OwnSource& source : own) elements += floats_for(source.bytes);
   if (before != nullptr && before->snapshot_elements_ >= elements) {
     // Its pages are there already: the copy is several times faster than into new ones.
     snapshot_ = std::move(before->snapshot_);
@@ -80,6 +82,11 @@ void Payload::take_snapshot(Payload* before)
       to += count;
     }
     source.device = nullptr;
+  }
+  for (OwnSource& source : own) {
+    if (source.bytes > 0) std::memcpy(to, source.data, source.bytes);
+    source.data = reinterpret_cast<const std::byte*>(to);
+    to += floats_for(source.bytes);
   }
 }
 
@@ -121,6 +128,14 @@ void Payload::judge()
       });
     }
   }
+  for (const OwnSource& source : own) {  // what they hold is the code's own matter
+    auto& hashes = hashes_.emplace_back();
+    each_run(source, [&](std::size_t, std::size_t count, const std::byte* bytes) {
+      stop_if_given_up();
+      for (std::size_t b = 0; b < count; ++b)
+        hashes.push_back(hash_bytes(bytes + b * block_bytes, block_bytes));
+    });
+  }
 }
 
 void Payload::write() const
@@ -138,6 +153,13 @@ void Payload::write() const
       });
       ++offset;
     }
+  for (const OwnSource& source : own) {
+    each_run(source, [&](std::size_t first, std::size_t count, const std::byte* bytes) {
+      stop_if_given_up();
+      file.write_at(*offset + first * block_bytes, bytes, count * block_bytes);
+    });
+    ++offset;
+  }
 }
 
 void Payload::sync() const { file.sync(); }

@@ -3,6 +3,7 @@
 // MPI and no HDF5, so that a thread can do it, and nothing that dies before the thread does.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "flat_layout.hpp"
+#include "own_layout.hpp"
 #include "posix_file.hpp"
 #include "tutti/device.hpp"
 #include "tutti/participant.hpp"
@@ -32,6 +34,14 @@ struct Source {
   std::vector<std::size_t> flat_blocks;  ///< of this rank's shard
 };
 
+/// One of the code's own arrays: this rank's part, and where its first block lies among those of
+/// the array.
+struct OwnSource {
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::size_t first_block = 0;
+};
+
 /// Blocks of a shard that lie at equal distances in the flat space: one hyperslab.
 struct BlockRun {
   std::size_t first = 0;   ///< in the flat space
@@ -39,6 +49,7 @@ struct BlockRun {
   std::size_t count = 0;
   std::size_t in_shard = 0;  ///< of the first one
 };
+inline constexpr std::size_t most_blocks_of_a_run = 4096;
 /// A run has at most 64 MiB: far from the 2 GiB where MPI-IO of Open MPI 4 fails, and what is
 /// staged at a time of arrays on a device.
 std::vector<BlockRun> runs_of(const std::vector<std::size_t>& flat_blocks);
@@ -48,8 +59,9 @@ class Payload {
   explicit Payload(int rank) : rank_(rank) {}
 
   std::vector<Source> sources;
+  std::vector<OwnSource> own;
   PosixFile file;                      ///< the temporary file, open on this rank
-  std::vector<std::uint64_t> offsets;  ///< in the file, by optimizer and array
+  std::vector<std::uint64_t> offsets;  ///< in the file, by optimizer and array, then of own arrays
   std::function<void(Phase)> reached;
 
   /// Copies the arrays into memory of this payload, which `before` brings along if it is large
@@ -90,13 +102,30 @@ class Payload {
     }
   }
 
+  /// The same for one of the code's own arrays: `visit(first block, blocks, bytes)`. The last block
+  /// is padded with zeros.
+  template <class Visit>
+  void each_run(const OwnSource& source, const Visit& visit) const
+  {
+    const std::size_t whole = source.bytes / block_bytes;
+    for (std::size_t b = 0; b < whole; b += most_blocks_of_a_run) {
+      const std::size_t count = std::min(most_blocks_of_a_run, whole - b);
+      visit(source.first_block + b, count, source.data + b * block_bytes);
+    }
+    const std::size_t rest = source.bytes - whole * block_bytes;
+    if (rest == 0) return;
+    std::vector<std::byte> padded(block_bytes);
+    std::copy_n(source.data + whole * block_bytes, rest, padded.data());
+    visit(source.first_block + whole, 1, padded.data());
+  }
+
  private:
   void judge_block(const Source& source, const StateArray& array, std::size_t in_shard,
                    const float* values) const;
   void stop_if_given_up() const;
 
   int rank_;
-  std::vector<std::vector<std::uint64_t>> hashes_;  ///< by optimizer and array
+  std::vector<std::vector<std::uint64_t>> hashes_;  ///< in the order of `offsets`
   std::uint64_t digest_part_ = 0;
   std::unique_ptr<float[]> snapshot_;
   std::size_t snapshot_elements_ = 0;

@@ -184,16 +184,6 @@ bool PosixFile::has_name() const
   return status.st_nlink > 0;
 }
 
-void make_directory(const std::filesystem::path& directory)
-{
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) fail("create directory", directory, error.value());
-  // Older standard libraries take a file of that name for a directory that exists.
-  if (!std::filesystem::is_directory(directory, error))
-    fail("create directory", directory, error ? error.value() : ENOTDIR);
-}
-
 void sync_directory(const std::filesystem::path& directory)
 {
   const int descriptor =
@@ -204,6 +194,28 @@ void sync_directory(const std::filesystem::path& directory)
   ::close(descriptor);
   // Some network file systems do not sync directories: their renames are durable by themselves.
   if (result != 0 && error != EINVAL) fail("sync", directory, error);
+}
+
+void make_directory(const std::filesystem::path& directory)
+{
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) fail("create directory", directory, error.value());
+  // Older standard libraries take a file of that name for a directory that exists.
+  if (!std::filesystem::is_directory(directory, error))
+    fail("create directory", directory, error ? error.value() : ENOTDIR);
+
+  // It may be new, and those above it, made here or by the caller a moment ago: a crash that takes
+  // one of their names takes all checkpoints. A mount point's name is not this file system's.
+  struct stat here = {}, above = {};
+  std::filesystem::path path = std::filesystem::absolute(directory, error).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  for (; path.has_relative_path(); path = path.parent_path()) {
+    if (::stat(path.c_str(), &here) != 0 || ::stat(path.parent_path().c_str(), &above) != 0 ||
+        here.st_dev != above.st_dev || ::access(path.parent_path().c_str(), R_OK) != 0)
+      return;
+    sync_directory(path.parent_path());
+  }
 }
 
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to)

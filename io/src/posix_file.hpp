@@ -53,7 +53,8 @@ class PosixFile {
   std::filesystem::path path_;
 };
 
-/// Creates what is missing of `directory`.
+/// Creates what is missing of `directory`, and makes its name durable and those of the directories
+/// above it (as far up as they can be read, in the same file system).
 void make_directory(const std::filesystem::path& directory);
 /// Makes creations and renames in `directory` durable.
 void sync_directory(const std::filesystem::path& directory);

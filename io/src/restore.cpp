@@ -6,6 +6,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <unordered_map>
 
@@ -229,6 +230,7 @@ class Restore {
       on_all_ranks(world_, [&] { fill(); });
       if (is_complete() && options_.verify == Verify::full) compare_digest();
     } catch (const CheckpointError& refusal) {
+      if (topology_.rank() == 0) drop_verified_marker(path_);
       throw DamagedCheckpoint(refusal.what());
     }
     check_filled();
@@ -245,6 +247,8 @@ class Restore {
   void fill();
   void fill_optimizer(std::size_t index, BlockReader& reader);
   void fill_blocks(std::size_t index, std::size_t first, std::size_t last, BlockReader& reader);
+  void match_own(Differences& differences) const;
+  void fill_own(BlockReader& reader);
   void check_filled();
   void compare_digest();
   RestoredControl result() const;
@@ -300,6 +304,7 @@ void Restore::match()
   }
   Differences differences;
   matches_ = Matcher(options_, contents_->manifest).match(participants_, states_, differences);
+  match_own(differences);
   if (differences.any())
     throw CheckpointError(refused("it is of another model: " + differences.text(),
                                   "restore it into the model that was saved"));
@@ -311,11 +316,79 @@ void Restore::fill()
   const bool owns_some = std::any_of(states_.begin(), states_.end(), [&](const StateView& s) {
     return !s.plan->shard(topology_.rank()).empty();
   });
-  if (!owns_some) return;
+  const bool has_own = options_.own != nullptr && !options_.own->empty();
+  if (!owns_some && !has_own) return;
   const PosixFile file = PosixFile::open_to_read(path_);
   BlockReader reader(file, *contents_, options_.verify);
   for (std::size_t i = 0; i < participants_.size(); ++i)
     if (matches_[i].optimizer != Match::none) fill_optimizer(i, reader);
+  if (has_own) fill_own(reader);
+}
+
+/// Both sides are in the order of their names.
+void Restore::match_own(Differences& differences) const
+{
+  if (options_.own == nullptr) return;
+  const auto compare = [&](const auto& here, const auto& there, const auto& differ,
+                           const char* what) {
+    for (std::size_t h = 0, t = 0; h < here.size() || t < there.size();) {
+      if (t == there.size() || (h < here.size() && here[h].name < there[t].name))
+        differences.add("own {} '{}' is missing", what, here[h++].name);
+      else if (h == here.size() || there[t].name < here[h].name)
+        differences.add("own {} '{}' is extra", what, there[t++].name);
+      else
+        differ(here[h++], there[t++]);
+    }
+  };
+  const auto types = [&](const auto& here, const auto& there) {
+    if (here.type != there.type)
+      differences.add("'{}' is {} there and {} here", here.name, name_of(there.type),
+                      name_of(here.type));
+  };
+  const Manifest& manifest = contents_->manifest;
+  compare(
+      options_.own->arrays(), manifest.own_arrays,
+      [&](const OwnArrays::Array& here, const OwnArrayEntry& there) {
+        types(here, there);
+        if (here.shape != there.shape)
+          differences.add("'{}' has shape {} there and {} here", here.name, shape_text(there.shape),
+                          shape_text(here.shape));
+      },
+      "array");
+  compare(options_.own->scalars(), manifest.own_scalars, types, "scalar");
+}
+
+void Restore::fill_own(BlockReader& reader)
+{
+  const Manifest& manifest = contents_->manifest;
+  for (std::size_t i = 0; i < manifest.own_arrays.size(); ++i) {
+    const OwnArrays::Array& wanted = options_.own->arrays()[i];
+    const std::size_t width = bytes_of(wanted.type);
+    const auto flush = [&] {
+      if (cut_.pending() == 0) return;
+      reader.read_own(i, cut_.blocks());
+      cut_.take(reader.buffer(), wanted.data);
+      cut_.clear();
+    };
+    cut_.clear();
+    for (const SavedPart& saved : manifest.own_arrays[i].parts) {
+      const auto take = [&](std::size_t from, std::size_t to, std::size_t count) {
+        constexpr std::size_t most = blocks_at_a_time * block_bytes;
+        for (std::size_t done = 0; done < count * width;) {
+          const std::size_t bytes = std::min(count * width - done, most);
+          cut_.add(saved.first_block * block_bytes + from * width + done, to * width + done, bytes);
+          if (cut_.pending() >= blocks_at_a_time) flush();
+          done += bytes;
+        }
+      };
+      for_each_run(saved.part, wanted.part, take);
+    }
+    flush();
+  }
+  for (std::size_t i = 0; i < manifest.own_scalars.size(); ++i) {
+    const OwnArrays::Scalar& wanted = options_.own->scalars()[i];
+    std::memcpy(wanted.value, &manifest.own_scalars[i].bits, bytes_of(wanted.type));
+  }
 }
 
 void Restore::fill_optimizer(std::size_t index, BlockReader& reader)
@@ -354,7 +427,8 @@ void Restore::fill_blocks(std::size_t index, std::size_t first, std::size_t last
       const auto run = layout.locate(match.parameters[p], piece.global_index(e));
       const std::size_t row_left = piece.inner - e % piece.inner;
       const std::size_t count = std::min({run.count, row_left, end - e});
-      cut_.add(run.element, (b - first) * block_elements + (e - begin), count);
+      cut_.add(run.element * sizeof(float),
+               ((b - first) * block_elements + (e - begin)) * sizeof(float), count * sizeof(float));
       e += count;
       filled_[index] += count;
     }
@@ -366,7 +440,10 @@ void Restore::fill_blocks(std::size_t index, std::size_t first, std::size_t last
     float* const target = state.arrays[a].data + first * block_elements;
     float* const here = state.device != nullptr ? staging_.data() : target;
     std::fill_n(here, elements, 0.0f);  // what is not an element is padding
-    if (match.arrays[a] != Match::none) cut_.read(reader, match.optimizer, match.arrays[a], here);
+    if (match.arrays[a] != Match::none) {
+      reader.read(match.optimizer, match.arrays[a], cut_.blocks());
+      cut_.take(reader.buffer(), here);
+    }
     if (state.device != nullptr) state.device->copy(target, here, elements * sizeof(float));
   }
 }

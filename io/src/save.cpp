@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -45,6 +46,7 @@ void Save::prepare()
     look_at_state();
   });
   agree();
+  look_at_own_arrays();
 }
 
 void Save::look_at_state()
@@ -87,7 +89,77 @@ void Save::look_at_state()
     payload_->sources.push_back({name, *state.parameters, *state.plan, state.arrays, state.device,
                                  std::move(layout), std::move(blocks)});
   }
+  if (options_.own != nullptr) {
+    for (const OwnArrays::Array& array : options_.own->arrays())
+      manifest_.own_arrays.push_back({array.name, array.type, array.shape, {}, 0, {}});
+    for (const OwnArrays::Scalar& scalar : options_.own->scalars()) {
+      OwnScalarEntry& entry = manifest_.own_scalars.emplace_back();
+      entry.name = scalar.name;
+      entry.type = scalar.type;
+      std::memcpy(&entry.bits, scalar.value, bytes_of(scalar.type));  // little-endian
+    }
+  }
   assign_paths(manifest_);
+}
+
+/// Of what must be the same on all ranks; parts are not.
+std::uint64_t hash_of_own_arrays(const Manifest& manifest)
+{
+  std::uint64_t hash = mix64(manifest.own_arrays.size(), manifest.own_scalars.size());
+  for (const OwnArrayEntry& array : manifest.own_arrays) {
+    hash = mix64(mix64(hash, hash_of(array.name)), static_cast<std::uint64_t>(array.type));
+    for (const std::size_t extent : array.shape) hash = mix64(hash, extent);
+  }
+  for (const OwnScalarEntry& scalar : manifest.own_scalars)
+    hash = mix64(mix64(hash, hash_of(scalar.name)), static_cast<std::uint64_t>(scalar.type));
+  return hash;
+}
+
+std::uint64_t hash_of_own_scalars(const Manifest& manifest)
+{
+  std::uint64_t hash = 0;
+  for (const OwnScalarEntry& scalar : manifest.own_scalars) hash = mix64(hash, scalar.bits);
+  return hash;
+}
+
+/// Everybody learns everybody's parts, and they lie in the file in the order of ranks.
+void Save::look_at_own_arrays()
+{
+  if (manifest_.own_arrays.empty()) return;
+  std::vector<std::uint64_t> mine;
+  for (const OwnArrays::Array& array : options_.own->arrays()) {
+    mine.insert(mine.end(), array.part.begin.begin(), array.part.begin.end());
+    mine.insert(mine.end(), array.part.extent.begin(), array.part.extent.end());
+  }
+  const int count = static_cast<int>(mine.size());
+  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(topology_.size()));
+  check_mpi(
+      MPI_Allgather(mine.data(), count, MPI_UINT64_T, all.data(), count, MPI_UINT64_T, world_),
+      "MPI_Allgather of own arrays' parts");
+  auto next = all.begin();
+  const auto take = [&](std::size_t axes) {
+    std::vector<std::size_t> values(next, next + static_cast<std::ptrdiff_t>(axes));
+    next += static_cast<std::ptrdiff_t>(axes);
+    return values;
+  };
+  for (int r = 0; r < topology_.size(); ++r)
+    for (OwnArrayEntry& array : manifest_.own_arrays) {
+      ArrayPart part;
+      part.begin = take(array.shape.size());
+      part.extent = take(array.shape.size());
+      const std::size_t elements = part.elements();
+      if (r == topology_.rank())
+        payload_->own.push_back({nullptr, elements * bytes_of(array.type), array.blocks});
+      if (elements == 0) continue;
+      const std::size_t blocks = own_blocks(part, array.type);
+      array.parts.push_back({r, std::move(part), array.blocks});
+      array.blocks += blocks;
+    }
+  for (std::size_t i = 0; i < payload_->own.size(); ++i)
+    payload_->own[i].data = static_cast<const std::byte*>(options_.own->arrays()[i].data);
+  on_rank_zero(world_, [&] {
+    for (const OwnArrayEntry& array : manifest_.own_arrays) require_partition(array);
+  });
 }
 
 /// The certificate says that all ranks hold the same; here that becomes true.
@@ -106,16 +178,19 @@ void Save::agree()
     const char* name;
     std::uint64_t value;
   };
-  const std::array<Field, 10> fields = {{{"step", control_.step},
-                                         {"attempt", control_.attempt},
-                                         {"control state", control_.digest()},
-                                         {"ledger", control_.ledger.digest()},
-                                         {"hash of the run", certificate_.configuration_hash},
-                                         {"configuration text", hash_text(options_.configuration)},
-                                         {"directory", hash_text(directory_.string())},
-                                         {"write path", static_cast<std::uint64_t>(options_.io)},
-                                         {"optimizers", optimizers},
-                                         {"shard plan", plans}}};
+  const std::array<Field, 12> fields = {
+      {{"step", control_.step},
+       {"attempt", control_.attempt},
+       {"control state", control_.digest()},
+       {"ledger", control_.ledger.digest()},
+       {"hash of the run", certificate_.configuration_hash},
+       {"configuration text", hash_text(options_.configuration)},
+       {"directory", hash_text(directory_.string())},
+       {"write path", static_cast<std::uint64_t>(options_.io)},
+       {"optimizers", optimizers},
+       {"shard plan", plans},
+       {"list of own arrays", hash_of_own_arrays(manifest_)},
+       {"value of an own scalar", hash_of_own_scalars(manifest_)}}};
   std::array<std::uint64_t, fields.size()> agreed;
   std::transform(fields.begin(), fields.end(), agreed.begin(), [](Field f) { return f.value; });
   check_mpi(MPI_Bcast(agreed.data(), static_cast<int>(agreed.size()), MPI_UINT64_T, 0, world_),
@@ -167,7 +242,7 @@ void Save::create()
   broadcast(world_, temporary);
   temporary_ = temporary;
   on_rank_zero(world_, [&] { create_skeleton(); });
-  std::size_t arrays = 0;
+  std::size_t arrays = payload_->own.size();
   for (const Source& source : payload_->sources) arrays += source.arrays.size();
   payload_->offsets.resize(arrays);
   check_mpi(MPI_Bcast(payload_->offsets.data(), static_cast<int>(arrays), MPI_UINT64_T, 0, world_),
@@ -196,6 +271,13 @@ void Save::create_skeleton()
       for (const std::string& array : optimizer.arrays)
         payload_->offsets.push_back(flat_offset(file.get(), optimizer.data_path(array),
                                                 H5T_IEEE_F32LE, optimizer.blocks * block_elements));
+    }
+    for (const OwnArrayEntry& array : manifest_.own_arrays) {
+      const hid_t type = hdf5_type(array.type);
+      make_groups(file.get(), array.group + "/");
+      create_flat(file.get(), array.data_path(), type, array.elements_in_file()).close("H5Dclose");
+      payload_->offsets.push_back(
+          flat_offset(file.get(), array.data_path(), type, array.elements_in_file()));
     }
     file.close("H5Fclose");  // cuts the file to what is needed
   } catch (const Hdf5Failure& failure) {
@@ -256,6 +338,8 @@ void Save::write_by_mpiio() const
           write_array(dataset.get(), source, array, path);
         }
       }
+      for (std::size_t i = 0; i < payload_->own.size(); ++i)
+        write_own_array(file.get(), manifest_.own_arrays[i], payload_->own[i]);
     });
   } catch (const MpiError&) {
     throw;
@@ -296,6 +380,28 @@ void Save::write_array(hid_t dataset, const Source& source, const StateArray& ar
                                 path, temporary_.string(), failure.what()));
     }
   });
+}
+
+void Save::write_own_array(hid_t file, const OwnArrayEntry& array, const OwnSource& source) const
+{
+  if (source.bytes == 0) return;
+  const hid_t type = hdf5_type(array.type);
+  const hsize_t per_block = block_bytes / bytes_of(array.type);
+  try {
+    const Dataset dataset(H5Dopen2(file, array.data_path().c_str(), H5P_DEFAULT), "H5Dopen");
+    const Dataspace flat = flat_space(array.elements_in_file());
+    payload_->each_run(source, [&](std::size_t first, std::size_t blocks, const std::byte* bytes) {
+      const hsize_t begin = first * per_block;
+      const hsize_t count = blocks * per_block;
+      check_hdf5(H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
+                 "H5Sselect_hyperslab");
+      const Dataspace memory = flat_space(count);
+      check_hdf5(H5Dwrite(dataset.get(), type, memory.get(), flat.get(), H5P_DEFAULT, bytes),
+                 "H5Dwrite");
+    });
+  } catch (const Hdf5Failure& failure) {
+    fail(failure);
+  }
 }
 
 // --- publication ---------------------------------------------------------------------------------
@@ -351,6 +457,21 @@ void Save::gather_hashes()
       auto& table = tables_.emplace_back(order.size());
       for (std::size_t i = 0; i < order.size(); ++i) table[order[i]] = arrived[i];
     }
+  }
+  for (const OwnArrayEntry& array : manifest_.own_arrays) {
+    // Parts lie in the file in the order of ranks, as they arrive.
+    std::vector<int> counts(static_cast<std::size_t>(topology_.size())), begins(counts.size());
+    for (const SavedPart& saved : array.parts) {
+      counts[static_cast<std::size_t>(saved.rank)] =
+          static_cast<int>(own_blocks(saved.part, array.type));
+      begins[static_cast<std::size_t>(saved.rank)] = static_cast<int>(saved.first_block);
+    }
+    std::vector<std::uint64_t> table(root ? array.blocks : 0);
+    check_mpi(MPI_Gatherv(hashes[next].data(), static_cast<int>(hashes[next].size()), MPI_UINT64_T,
+                          table.data(), counts.data(), begins.data(), MPI_UINT64_T, 0, world_),
+              "MPI_Gatherv of block hashes");
+    tables_.push_back(std::move(table));
+    ++next;
   }
 }
 

@@ -47,10 +47,12 @@ class Save {
  private:
   void look_at_state();
   void agree();
+  void look_at_own_arrays();
   void create_skeleton();
   void write_by_mpiio() const;
   void write_array(hid_t dataset, const Source& source, const StateArray& array,
                    const std::string& path) const;
+  void write_own_array(hid_t file, const OwnArrayEntry& array, const OwnSource& source) const;
   void gather_hashes();
   void complete();
   void give_name();

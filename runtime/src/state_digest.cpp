@@ -5,6 +5,7 @@
 
 #include "tutti/device.hpp"
 #include "tutti/digest.hpp"
+#include "tutti/digest_elements.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/participant.hpp"
 
@@ -16,12 +17,13 @@ namespace {
 std::uint64_t block_part(const std::string& name, const std::string& array, const Piece& piece,
                          std::size_t block_in_piece, const float* values)
 {
+  const std::uint64_t seed = mix64(hash_of(name), hash_of(array));
   const std::size_t begin = block_in_piece * block_elements;
   const std::size_t end = std::min(piece.elements, begin + block_elements);
   std::uint64_t sum = 0;
   for (std::size_t i = begin; i < end;) {
     const std::size_t row_end = std::min(end, (i / piece.inner + 1) * piece.inner);
-    sum += state_digest_part(name, array, piece.global_index(i), values + (i - begin), row_end - i);
+    sum += digest_elements(seed, piece.global_index(i), values + (i - begin), row_end - i);
     i = row_end;
   }
   return sum;

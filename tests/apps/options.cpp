@@ -175,6 +175,9 @@ TEST_CASE("What options cannot be together is refused", "[options]")
   CHECK(holds(message(1, {{"init-scale", "4"}, {"min-scale", "8"}}), "below min-scale"));
   CHECK(holds(message(1, {{"checkpoint-every", "4"}}), "--checkpoint-dir"));
   CHECK(holds(message(1, {{"resume", "latest"}}), "--checkpoint-dir"));
+  CHECK(holds(message(1, {{"init-from", "latest"}}), "--checkpoint-dir"));
+  CHECK(holds(message(1, {{"init-from", "a"}, {"resume", "b"}}), "both given"));
+  CHECK(holds(message(1, {{"init-only", "a"}}), "--init-from is missing"));
   CHECK(holds(message(2, {{"fault", "loss:step=1,rank=2"}}), "rank 2 of 2"));
   Fixture f;
   check(f.config, f.table, 4);
@@ -202,6 +205,17 @@ TEST_CASE("A resumed run takes what defines it from the checkpoint unless it is 
   CHECK(resumed.config.data == TrainConfig{}.data);
   CHECK(resumed.config.model_parallel == 1);
   CHECK_FALSE(resumed.table.given("hidden"));
+
+  // Another checkpoint after all: what is not in it has its default, not the other one's value.
+  Fixture again;
+  const TrainConfig before = again.config;
+  again.table.resume_from(text, "step-1.h5");
+  again.config = before;
+  again.table.forget_checkpoint();
+  CHECK_FALSE(again.table.given("lr"));
+  again.table.resume_from(R"({"hidden": 48})", "step-0.h5");
+  CHECK(again.config.hidden == 48);
+  CHECK(again.config.lr == TrainConfig().lr);
 
   Fixture same;
   same.flag("hidden", "32");
@@ -234,6 +248,14 @@ TEST_CASE("The agreed hash moves with what defines the run and with nothing else
                              {"checkpoint-dir", "x"},
                              {"progress-every", "5"}})
     CHECK(with(name, value) == plain);
+}
+
+TEST_CASE("Patterns are parted by commas", "[options]")
+{
+  TrainConfig config;
+  CHECK(init_patterns(config).empty());
+  config.init_only = "a*,b/c,,d";
+  CHECK(init_patterns(config) == std::vector<std::string>{"a*", "b/c", "d"});
 }
 
 TEST_CASE("The nearest name is near or there is none", "[options]")

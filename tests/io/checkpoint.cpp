@@ -523,8 +523,8 @@ TEST_CASE("other programs see every parameter with its shape and values")
           {"master", "exp_avg", "exp_avg_sq", "ema"});
     put("head", {7}, {"master", "exp_avg"});
     expected.close();
-    const std::string command =
-        python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " + directory.path().string();
+    const std::string command = python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " +
+                                directory.path().string() + " " + TUTTI_IO_README;
     CHECK(std::system(command.c_str()) == 0);
   });
   job.close();

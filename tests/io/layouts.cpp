@@ -8,14 +8,6 @@ using namespace tutti::test;
 
 namespace {
 
-/// The first `size` ranks; MPI_COMM_NULL on the others.
-MPI_Comm first_ranks(int size)
-{
-  MPI_Comm part = MPI_COMM_NULL;
-  MPI_Comm_split(MPI_COMM_WORLD, world_rank() < size ? 0 : MPI_UNDEFINED, world_rank(), &part);
-  return part;
-}
-
 struct Degrees {
   int ranks, model_parallel;
 };

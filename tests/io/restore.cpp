@@ -2,15 +2,13 @@
 // What a restore takes and refuses: damage of every kind, the next older file, parts of a model,
 // weights alone, another precision, arrays on a device; and the reader that tools use.
 #include <hdf5.h>
-#include <sys/mman.h>
 
-#include <cstring>
 #include <functional>
 
+#include "far_device.hpp"
 #include "format.hpp"
 #include "posix_file.hpp"
 #include "shelf.hpp"
-#include "tutti/device.hpp"
 
 using namespace tutti;
 using namespace tutti::test;
@@ -105,58 +103,6 @@ void forge(const fs::path& file, std::size_t array, std::uint64_t element, float
   patch(file, at, text.data(), text.size());
 }
 
-/// Memory that only copy() reaches: what it gives out cannot be touched by its address.
-class FarDevice : public Device {
- public:
-  DeviceKind kind() const override { return DeviceKind::host; }
-  std::string name() const override { return "far"; }
-  void* allocate(std::size_t bytes) override
-  {
-    const int memory = memfd_create("far", 0);
-    REQUIRE(memory >= 0);
-    const std::size_t size = std::max<std::size_t>(bytes, 1);
-    REQUIRE(ftruncate(memory, static_cast<off_t>(size)) == 0);
-    void* far = mmap(nullptr, size, PROT_NONE, MAP_SHARED, memory, 0);
-    void* near = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    close(memory);
-    REQUIRE((far != MAP_FAILED && near != MAP_FAILED));
-    ranges_.push_back({static_cast<char*>(far), static_cast<char*>(near), size});
-    return far;
-  }
-  void deallocate(void*) noexcept override {}
-  ~FarDevice() override
-  {
-    for (const Range& range : ranges_) {
-      munmap(range.far, range.bytes);
-      munmap(range.near, range.bytes);
-    }
-  }
-  void copy(void* to, const void* from, std::size_t bytes) override
-  {
-    std::memcpy(near(to), near(from), bytes);
-  }
-  BlockScan accumulate(float*, const void*, Precision, std::size_t, bool) override { return {}; }
-  BlockScan scan(const void*, Precision, std::size_t) override { return {}; }
-  void sum_blocks(const SumBlocks&) override {}
-  void adam_blocks(const AdamBlocks&) override {}
-  void convert(void*, Precision, const float*, std::size_t) override {}
-  void digest_blocks(std::uint64_t*, const void*, Precision, std::size_t) override {}
-
- private:
-  struct Range {
-    char *far, *near;
-    std::size_t bytes;
-  };
-  void* near(const void* pointer) const
-  {
-    auto* p = static_cast<char*>(const_cast<void*>(pointer));
-    for (const Range& range : ranges_)
-      if (p >= range.far && p < range.far + range.bytes) return range.near + (p - range.far);
-    return p;
-  }
-  std::vector<Range> ranges_;
-};
-
 /// A shelf whose arrays are far away.
 class FarShelf : public Shelf {
  public:
@@ -166,6 +112,10 @@ class FarShelf : public Shelf {
   {
     for (std::size_t a = 0; a < arrays.size(); ++a)
       far_.push_back(static_cast<float*>(device.allocate(array(a).size() * sizeof(float))));
+  }
+  ~FarShelf() override
+  {
+    for (float* memory : far_) device_.deallocate(memory);
   }
   StateView state() override
   {
@@ -377,6 +327,63 @@ TEST_CASE("arrays on a device are restored by copies alone")
   head.fetch();
   CHECK(body.wrong() == 0);
   CHECK(head.wrong() == 0);
+  job.close();
+}
+
+TEST_CASE("every byte of payload, hash tables and texts is watched")
+{
+  if (world_size() != 1) return;  // nothing here is shared
+  const SharedDirectory directory;
+  Job job(MPI_COMM_WORLD, 1, {}, {{"w", {5000}}});
+  job.fill();
+  const fs::path path = job.save(directory.path());
+  const std::string bytes = bytes_of_file(path);
+  const detail::Metadata metadata = detail::read_metadata(path);
+  const auto manifest = detail::manifest_from_json(metadata.manifest);
+
+  struct Region {
+    std::string name;
+    std::size_t begin, bytes, stride;
+  };
+  // The superblock and the object header of the root group, which has the version.
+  std::vector<Region> regions = {{"the file's head", 0, 48, 1}};
+  const auto add_text = [&](const char* name, const std::string& text) {
+    const std::size_t at = bytes.find(text);
+    REQUIRE(at != bytes.npos);
+    REQUIRE(bytes.find(text, at + 1) == bytes.npos);
+    regions.push_back({name, at, text.size(), 1});
+  };
+  add_text("manifest", metadata.manifest);
+  add_text("control state", metadata.control_state);
+  add_text("configuration", metadata.configuration);
+  add_text("certificate", metadata.certificate);
+  std::size_t next = 0;
+  for (const auto& optimizer : manifest.optimizers)
+    for (const std::string& array : optimizer.arrays) {
+      const detail::ArrayPlace place = metadata.places[next++];
+      regions.push_back({array, place.data, optimizer.blocks * detail::block_bytes, 61});
+      regions.push_back({array + "'s hashes", place.hashes, optimizer.blocks * 8, 1});
+    }
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  const auto put = [&](std::size_t at, char value) {
+    stream.seekp(static_cast<std::streamoff>(at));
+    stream.put(value);
+    stream.flush();
+  };
+  for (const Region& region : regions)
+    for (std::size_t i = 0; i < region.bytes; i += region.stride) {
+      const std::size_t at = region.begin + i;
+      put(at, static_cast<char>(bytes[at] ^ (1 << (at % 8))));
+      bool found = true;
+      try {
+        found = verify_checkpoint(path).damaged == 1;
+      } catch (const DamagedCheckpoint&) {
+      }
+      put(at, bytes[at]);
+      INFO("byte " << i << " of " << region.name);
+      REQUIRE(found);
+    }
+  CHECK(verify_checkpoint(path).damaged == 0);
   job.close();
 }
 

@@ -23,6 +23,14 @@
 
 namespace tutti::test {
 
+/// The first `size` ranks; MPI_COMM_NULL on the others.
+inline MPI_Comm first_ranks(int size)
+{
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, world_rank() < size ? 0 : MPI_UNDEFINED, world_rank(), &part);
+  return part;
+}
+
 /// Any finite bits (also subnormal and negative zero), never less than zero in exp_avg_sq.
 inline float value_of(const std::string& parameter, const std::string& array, std::size_t index)
 {
@@ -67,6 +75,7 @@ class Shelf : public Participant {
   }
 
   bool owns_nothing() const { return data_.empty() || data_[0].empty(); }
+  std::size_t arrays() const { return data_.size(); }
   std::vector<float>& array(std::size_t a) { return data_[a]; }
   int restored_calls() const { return restored_calls_; }
 
@@ -219,11 +228,12 @@ struct Job {
 /// A new directory that all ranks of MPI_COMM_WORLD know; removed by rank 0 at the end.
 class SharedDirectory {
  public:
-  SharedDirectory()
+  explicit SharedDirectory(
+      const std::filesystem::path& base = std::filesystem::temp_directory_path())
   {
     std::string name(256, '\0');
     if (world_rank() == 0) {
-      name.replace(0, 0, (std::filesystem::temp_directory_path() / "tutti-io-XXXXXX").string());
+      name.replace(0, 0, (base / "tutti-io-XXXXXX").string());
       name.resize(256, '\0');
       if (mkdtemp(name.data()) == nullptr) name[0] = '\0';
     }

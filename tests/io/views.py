@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Reads a checkpoint by h5py and compares its views with the files that the test wrote.
 
-usage: views.py CHECKPOINT DIRECTORY
+usage: views.py CHECKPOINT DIRECTORY README
 """
 import json
 import os
@@ -11,7 +11,19 @@ import h5py
 import numpy
 
 
-def main(checkpoint, directory):
+def exported(checkpoint, directory, readme):
+    """What the recipe of the README makes of it."""
+    with open(readme, encoding="utf-8") as text:
+        blocks = text.read().split("```python\n")[1:]
+    code = next(block.split("```")[0] for block in blocks if "def export" in block)
+    names = {}
+    exec(code, names)
+    path = os.path.join(directory, "exported.npz")
+    names["export"](checkpoint, path)
+    return numpy.load(path)
+
+
+def main(checkpoint, directory, readme):
     with h5py.File(checkpoint, "r") as file:
         assert file.attrs["format_version"] == 1
         control = json.loads(file["control_state"][()])
@@ -21,6 +33,8 @@ def main(checkpoint, directory):
         assert [o["name"] for o in manifest["optimizers"]] == ["adam", "momentum/head"]
         assert json.loads(file["certificate"][()])["certificate"]["step"] == 42
 
+        archive = exported(checkpoint, directory, readme)
+        assert len(archive.files) == 9, archive.files
         compared = 0
         with open(os.path.join(directory, "expected"), encoding="utf-8") as lines:
             for line in lines:
@@ -32,6 +46,11 @@ def main(checkpoint, directory):
                 values = numpy.ascontiguousarray(view[()]).view("<u4").ravel()
                 assert (values == expected).all(), f"{name}/{array} has other values"
                 compared += 1
+                if array == "master":
+                    optimizer = "momentum/head" if name == "head" else "adam"
+                    saved = archive[f"{optimizer}/{name}"]
+                    assert saved.shape == (shape if name != "scalar" else ()), (name, saved.shape)
+                    assert (saved.view("<u4").ravel() == expected).all(), f"{name} in the archive"
         assert compared == 8 * 4 + 2, compared
 
 

@@ -17,6 +17,7 @@
 #include "catch.hpp"
 #include "tutti/device.hpp"
 #include "tutti/digest.hpp"
+#include "tutti/digest_elements.hpp"
 #include "tutti/error.hpp"
 #include "tutti/half.hpp"
 #include "tutti/memory_bound.hpp"
@@ -821,4 +822,16 @@ TEST_CASE("the memory bound is a rate", "[kernels]")
   CHECK(bound.triad > 0);
   CHECK(bound.best() >= bound.copy);
   CHECK(bound.best() < 1e5);
+}
+
+TEST_CASE("vectors give the state digest of its definition", "[kernels]")
+{
+  std::vector<float> values(1100);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = std::bit_cast<float>(static_cast<std::uint32_t>(mix64(i)));
+  const std::uint64_t seed = mix64(hash_of("adam/w"), hash_of("exp_avg"));
+  for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{0xfffffffd}, ~std::uint64_t{5}})
+    for (const std::size_t count : {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 1000, 1099})
+      CHECK(digest_elements(seed, first, values.data() + 1, count) ==
+            state_digest_part("adam/w", "exp_avg", first, values.data() + 1, count));
 }

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -837,6 +838,8 @@ def checkpoints(t):
         t.check(result.digest == straight.digest, f"from {taken.name}: equal bits", result)
         for word in (broken.name, "/optimizers/adam/master block", "parameter 'hidden.weight'"):
             t.check(result.err.count(word) >= 1, f"the reason names '{word}'", result)
+        marker = folder / (broken.name + ".verified")
+        t.check(not marker.exists(), f"{broken.name} is no longer marked", result)
     three = resumed("latest", 6)
     (folder / "step-000000000008.h5").unlink(missing_ok=True)
     t.check(three.code == 0, "on 6 ranks the same one is taken", three)
@@ -964,6 +967,7 @@ def checkpoint_tools(t):
     alone = tool(1, words, "verify", older, newer)
     shared = tool(1, [], "verify", older, newer, ranks=4)
     t.check(shared.out == alone.out, "verify says the same on 4 ranks", shared)
+    tool(0, ["step 4, not verified yet, pinned"], "ls", folder)
     for ranks in (None, 2):
         result = t.command(["checkpoint", "diff", older, newer], ranks)
         t.check_refusal(result, 1, ["is damaged"], "diff with a damaged file")
@@ -1273,6 +1277,73 @@ def policy(t):
         result,
     )
     t.check(result.summary["samples_committed"] == 400, "every sample of two epochs", result)
+
+
+def left_behind(t, patience=10):
+    """Command lines of processes of a run that go on after it; they get a moment to notice."""
+    end = time.monotonic() + patience
+    while True:
+        found = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended
+            if any(str(t.scratch).encode() in word for word in words):
+                found.append(b" ".join(words).decode(errors="replace"))
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.05)
+
+
+def killed_in_save(t):
+    """kill -9 in each phase of the save at step 4, with the checkpoint of step 2 there."""
+    base = ["--precision", "fp32", "--steps", "6", "--checkpoint-every", "2"]
+    straight = t.train_ok(2, *base[:4])
+    before = t.scratch / "before"
+    t.train_ok(2, *base[:2], "--steps", "2", "--checkpoint-dir", before)
+
+    def is_killed(what, folder, fault, *flags):
+        result = t.train(2, *base, "--checkpoint-dir", folder, "--fault", fault, *flags)
+        wanted = -9 if "launcher" in fault else 137
+        t.check(result.code == wanted, f"{what}: exit code {wanted}", result)
+        t.check(result.summary is None, f"{what}: it did not end by itself", result)
+        t.check(not left_behind(t), f"{what}: no process goes on: {left_behind(t, 0)}")
+
+    everywhere = ("save_prepare", "save_payload", "save_sync")
+    on_rank_0 = ("save_complete", "save_publish", "save_pointer", "save_retain")
+    for phase in everywhere + on_rank_0:
+        victims = ["rank=1" if phase in everywhere else "rank=0", "rank=0,process=launcher"]
+        if phase in everywhere:
+            victims.append("rank=*")  # the others come to no later phase
+        for victim in victims:
+            what = f"killed in {phase}, {victim}"
+            folder = t.scratch / what.replace(" ", "-").replace("*", "all")
+            shutil.copytree(before, folder)
+            resume_flags = ["--resume", "latest"]
+            is_killed(what, folder, f"die:step=4,phase={phase},{victim}", *resume_flags)
+            again = t.train_ok(2, *base, "--checkpoint-dir", folder, *resume_flags)
+            step = 4 if phase in ("save_pointer", "save_retain") else 2
+            t.check(f"at step {step}" in again.err, f"{what}: resumed at step {step}", again)
+            t.check(again.digest == straight.digest, f"{what}: ends as if never killed", again)
+            t.check(
+                sorted(p.name for p in folder.iterdir() if p.suffix != ".verified")
+                == ["latest"] + [f"step-{k:012}.h5" for k in (2, 4, 6)],
+                f"{what}: nothing of the dead run is left: {[p.name for p in folder.iterdir()]}",
+                again,
+            )
+            t.check(
+                (folder / "latest").read_text() == "step-000000000006.h5\n",
+                f"{what}: the pointer is that of the newest",
+                again,
+            )
+
+    folder = t.scratch / "first"
+    is_killed("killed in the first save", folder, "die:step=2,phase=save_sync,rank=*")
+    result = t.train(2, *base, "--checkpoint-dir", folder, "--resume", "latest")
+    t.check_refusal(
+        result, 2, [str(folder), "no complete checkpoint"], "nothing to resume from"
+    )
 
 
 def bench(t):

@@ -51,6 +51,14 @@ class CheckpointFile {
   std::uint64_t root() const;                ///< hash of the certificate
   std::uint64_t state_digest() const;        ///< of all arrays
   const std::vector<Optimizer>& optimizers() const;
+  /// The code's own arrays and scalars, which a restore fills; people find them as HDF5 datasets.
+  struct Own {
+    std::string name;
+    ElementType type = ElementType::float64;
+    std::vector<std::size_t> shape;  ///< of a scalar: empty
+    std::string dataset;             ///< with the real shape
+  };
+  const std::vector<Own>& own() const;
 
   /// A file `<path>.verified` says that a full verification once found nothing, in this very file.
   bool is_marked_verified() const;
@@ -65,7 +73,7 @@ class CheckpointFile {
   void read(std::string_view optimizer, std::string_view parameter, std::string_view array,
             std::uint64_t first, std::span<float> values) const;
 
-  /// Blocks of all arrays of all optimizers.
+  /// Blocks of all arrays of all optimizers, and of the code's own arrays.
   std::uint64_t blocks() const;
   /// What is wrong with blocks [begin, end): a line for each bad one (a hash that differs, a value
   /// that state cannot have), its dataset, block and parameter named. Throws IoError.
@@ -90,8 +98,8 @@ struct CheckpointVerification {
 
 /// Collective over `communicator`: compares every block of `file` (as given on rank 0) with its
 /// hash, the blocks shared among the ranks; the same answer on all. One rank reads the metadata.
-/// Leaves the mark of a verified file if all is well. Throws on all ranks the same:
-/// DamagedCheckpoint when the metadata is refused already, IoError.
+/// Leaves the mark of a verified file if all is well and takes an old one away if not. Throws on
+/// all ranks the same: DamagedCheckpoint when the metadata is refused already, IoError.
 CheckpointVerification verify_checkpoint(const std::filesystem::path& file, MPI_Comm communicator);
 
 /// Not collective, and needs no MPI: the same by this process alone.

@@ -12,6 +12,7 @@
 
 #include "tutti/coordinator.hpp"
 #include "tutti/error.hpp"
+#include "tutti/own_arrays.hpp"
 
 namespace tutti {
 
@@ -40,6 +41,10 @@ struct RestoreOptions {
   /// Parameters may have another model precision than they were saved with (the arrays are fp32 all
   /// the same). Without it that is refused, moments or not.
   bool change_precision = false;
+  /// The code's own arrays and scalars, filled from the file whatever the ranks' parts were when it
+  /// was saved. Names, types and shapes must be those of the file. Nothing: those in the file are
+  /// left alone.
+  const OwnArrays* own = nullptr;
 };
 
 /// What a checkpoint holds besides the arrays.

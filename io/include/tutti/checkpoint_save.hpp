@@ -12,6 +12,7 @@
 #include <string>
 
 #include "tutti/coordinator.hpp"
+#include "tutti/own_arrays.hpp"
 
 namespace tutti {
 
@@ -31,6 +32,9 @@ struct CheckpointOptions {
   /// After a save, only so many complete checkpoints stay in the directory; 0: all. The newest one
   /// that was verified and those with a file `<name>.pin` beside them always stay.
   std::uint64_t keep = 0;
+  /// The code's own arrays and scalars, saved in the same file under the same certificate; they are
+  /// read until the save returns (`start`: until that does). The same on all ranks.
+  const OwnArrays* own = nullptr;
   /// Called on every rank as it enters each phase of a save (`Phase::save_prepare` and on; save_
   /// complete to save_retain on the rank that does it; save_payload and save_sync of a background
   /// save on its thread). What it throws is that rank's failure.

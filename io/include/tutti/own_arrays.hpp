@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -15,6 +16,7 @@ namespace tutti {
 
 enum class ElementType : std::uint8_t { uint8, int32, uint32, int64, uint64, float32, float64 };
 std::string_view name_of(ElementType type);
+std::optional<ElementType> element_type_named(std::string_view name);
 std::size_t bytes_of(ElementType type);
 
 template <class T>
