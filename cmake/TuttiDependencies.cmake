@@ -6,6 +6,14 @@
 find_package(Threads REQUIRED)
 set(MPI_CXX_SKIP_MPICXX ON)  # the C interface only
 find_package(MPI 3.1 REQUIRED COMPONENTS C CXX)
+if(TUTTI_ENABLE_FORTRAN)
+  find_package(MPI 3.1 REQUIRED COMPONENTS Fortran)
+  if(NOT MPI_Fortran_HAVE_F08_MODULE)
+    message(FATAL_ERROR "the Fortran module cannot be built (this MPI has no module mpi_f08 that "
+      "${CMAKE_Fortran_COMPILER} can read); use MPI's own compiler or give "
+      "-DTUTTI_ENABLE_FORTRAN=OFF")
+  endif()
+endif()
 find_package(fmt REQUIRED)
 include(TuttiHighway)
 find_package(nlohmann_json REQUIRED)

@@ -6,24 +6,45 @@
 # makes tutti_kernels and tutti::kernels.
 function(tutti_add_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
-  add_library(tutti_${name} STATIC ${arg_SOURCES})
+  add_library(tutti_${name} ${arg_SOURCES})
   add_library(tutti::${name} ALIAS tutti_${name})
   set_target_properties(tutti_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  tutti_shared(tutti_${name})
   target_compile_features(tutti_${name} PUBLIC cxx_std_20)
   target_include_directories(tutti_${name}
     PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
            $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src)
   target_link_libraries(tutti_${name} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
+  # Also in a project whose own flags say -ffast-math: a NaN must compare as one.
+  target_compile_options(tutti_${name} PRIVATE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fno-fast-math;-ffp-contract=off>")
   tutti_warnings(tutti_${name})
 endfunction()
 
+# Where BUILD_SHARED_LIBS makes it a shared library: its version, where it finds its siblings, and
+# that it exports tutti's names and nothing else. Before 1.0 a minor version may break interfaces.
+function(tutti_shared target)
+  set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} INSTALL_RPATH "$ORIGIN")
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "SHARED_LIBRARY" AND UNIX AND NOT APPLE)
+    # By namespace instead of by an attribute on every class: one list, in one file.
+    set(map ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+    set_target_properties(${target} PROPERTIES
+      CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF LINK_DEPENDS ${map})
+    target_link_options(${target} PRIVATE LINKER:--version-script=${map} LINKER:-z,defs)
+  endif()
+endfunction()
+
 function(tutti_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow
+  target_compile_options(${target} PRIVATE -Wall -Wextra
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wshadow>
+    $<$<COMPILE_LANGUAGE:Fortran>:-Wno-compare-reals>  # bits are promised, so they are compared
     "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor;-Woverloaded-virtual>")
   # GCC 12 sees overlaps in std::string's concatenation that are not there (GCC bug 105651).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${target} PRIVATE -Wno-restrict)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
   endif()
   if(TUTTI_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE -Werror)

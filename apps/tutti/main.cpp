@@ -203,9 +203,9 @@ int main(int argc, char** argv)
   CLI::App* step_command =
       bench_command->add_subcommand("step", "the cost of a whole step boundary");
   add_flags(*step_command, bench_table, bench_flags);
-  CLI::App* checkpoint_command =
+  CLI::App* bench_checkpoint_command =
       bench_command->add_subcommand("checkpoint", "the cost of a save and of a verified restore");
-  add_flags(*checkpoint_command, checkpoint_table, checkpoint_flags);
+  add_flags(*bench_checkpoint_command, checkpoint_table, checkpoint_flags);
 
   CheckpointRequest request;
   CLI::App* look_command = add_checkpoint(app, request);
@@ -229,8 +229,8 @@ int main(int argc, char** argv)
       } else if (step_command->parsed()) {
         refuse_extras(step_command->remaining(), bench_table);
         load(bench_table, nullptr, bench_flags);
-      } else if (checkpoint_command->parsed()) {
-        refuse_extras(checkpoint_command->remaining(), checkpoint_table);
+      } else if (bench_checkpoint_command->parsed()) {
+        refuse_extras(bench_checkpoint_command->remaining(), checkpoint_table);
         load(checkpoint_table, nullptr, checkpoint_flags);
       } else if (info_command->parsed()) {
         versions = info();

@@ -20,13 +20,13 @@ constexpr std::chrono::minutes patience{10};
 }  // namespace
 
 Saver::Saver(const TrainConfig& config, std::string configuration, const Topology& topology,
-             Coordinator& coordinator, const FaultPlan& faults, Reporter& reporter,
-             StopRequest& stop)
+             Coordinator& coordinator, const FaultPlan& faults, StopRequest& stop,
+             Reporter& reporter)
     : config_(config),
       topology_(topology),
       coordinator_(coordinator),
-      reporter_(reporter),
       stop_(stop),
+      reporter_(reporter),
       background_(config.checkpoint_async == "on"),
       go_on_(config.on_checkpoint_error == "continue"),
       writer_(
@@ -83,6 +83,12 @@ void Saver::guarded(const std::function<void()>& work)
   }
 }
 
+void Saver::note_saved()
+{
+  saved_attempt_ = boundary_attempt_;
+  stop_.saved(duration<double>(steady_clock::now() - last_begin_).count());
+}
+
 void Saver::save(bool background)
 {
   due_ = false;
@@ -97,20 +103,19 @@ void Saver::save(bool background)
                            duration<double>(steady_clock::now() - last_begin_).count());
       return;
     }
-    saved(writer_.save(coordinator_.boundary()), {});
+    const std::filesystem::path path = writer_.save(coordinator_.boundary());
+    note_saved();
+    reporter_.note(fmt::format("step {}: checkpoint {}", boundary_step_, path.string()));
   });
-}
-
-void Saver::saved(const std::filesystem::path& path, const std::string& how)
-{
-  saved_attempt_ = boundary_attempt_;
-  stop_.saved(duration<double>(steady_clock::now() - last_begin_).count());
-  reporter_.note(fmt::format("step {}: checkpoint {}{}", boundary_step_, path.string(), how));
 }
 
 void Saver::end_background_save(const std::function<std::filesystem::path()>& end)
 {
-  guarded([&] { saved(end(), begun_); });
+  guarded([&] {
+    const std::filesystem::path path = end();
+    note_saved();
+    reporter_.note(fmt::format("step {}: checkpoint {}{}", boundary_step_, path.string(), begun_));
+  });
 }
 
 bool Saver::finish(bool halted)

@@ -21,23 +21,23 @@ namespace tutti::apps {
 /// ranks, or warn if the run is to go on without it (--on-checkpoint-error).
 class Saver {
  public:
-  /// `configuration`: JSON text for the checkpoints. `faults` fire in the phases of a save. `stop`
-  /// hears how long saves take. All references must outlive it.
+  /// `configuration`: JSON text for the checkpoints. `faults` fire in the phases of a save. All
+  /// references must outlive it. `stop` learns how long a save takes.
   Saver(const TrainConfig& config, std::string configuration, const Topology& topology,
-        Coordinator& coordinator, const FaultPlan& faults, Reporter& reporter, StopRequest& stop);
+        Coordinator& coordinator, const FaultPlan& faults, StopRequest& stop, Reporter& reporter);
 
-  /// The present state is on disk already: the run was resumed from there.
+  /// The present step is on disk already: the run was resumed from there.
   void resumed() { saved_attempt_ = coordinator_.control().attempt; }
   /// After each attempt: ends a background save that has ended, and saves when it is due.
   void after_attempt(const Outcome& outcome);
-  /// At the end of the run: waits for the save in flight, and saves the last state unless the run
-  /// has halted. False if that state could not be saved.
+  /// At the end of the run: waits for the save in flight, and saves the last step unless the run
+  /// has halted. False if that step could not be saved.
   bool finish(bool halted);
 
  private:
   bool is_due();
   void save(bool background);
-  void saved(const std::filesystem::path& path, const std::string& how);
+  void note_saved();
   void end_background_save(const std::function<std::filesystem::path()>& end);
   void guarded(const std::function<void()>& work);
   bool enabled() const { return !config_.checkpoint_dir.empty(); }
@@ -45,11 +45,11 @@ class Saver {
   const TrainConfig& config_;
   const Topology& topology_;
   Coordinator& coordinator_;
-  Reporter& reporter_;
   StopRequest& stop_;
+  Reporter& reporter_;
   bool background_, go_on_;
   std::uint64_t boundary_step_ = 0, boundary_attempt_ = 0;  ///< of the last save, for faults
-  /// Of the last one that is on disk. Not its step: after a skip the control state is newer.
+  /// Of the last save on disk. Not its step: after a skipped attempt the control state is newer.
   std::uint64_t saved_attempt_ = ~std::uint64_t{0};
   std::string begun_;  ///< how the save in flight began, for its note
   bool due_ = false;

@@ -91,6 +91,7 @@ class Trainer {
   void compute_micro_batch(Window& window, std::uint32_t micro);
   bool attempt();
   void after_commit();
+  void say_why_stopped();
   double evaluate();
   void summarize();
 
@@ -192,7 +193,7 @@ void Trainer::build()
                                                  coordinator);
   });
   saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
-                                   faults_, *reporter_, stop_);
+                                   faults_, stop_, *reporter_);
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);
@@ -418,14 +419,20 @@ double Trainer::evaluate()
 
 // --- the end -----------------------------------------------------------------------------------
 
+/// No last evaluation: there may be no time for more than the save.
+void Trainer::say_why_stopped()
+{
+  const std::string reason = stop_.agreed_reason(world_);
+  reporter_->note(fmt::format("stop requested at step {} of {} ({}); saving, go on with --resume",
+                              coordinator_->control().step, config_.steps, reason));
+}
+
 ExitCode Trainer::run()
 {
   bool going = true;
   while (going && coordinator_->control().step < config_.steps) going = attempt();
-  if (stopped_) {  // no last evaluation: there may be no time for more than the save
-    const std::string reason = stop_.agreed_reason(world_);
-    reporter_->note(fmt::format("stop requested at step {} of {} ({}); saving, go on with --resume",
-                                coordinator_->control().step, config_.steps, reason));
+  if (stopped_) {
+    say_why_stopped();
   } else if (!halted_) {
     if (!accuracy_ || accuracy_step_ != coordinator_->control().step) accuracy_ = evaluate();
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Setting and restoring the floating-point environment: the SSE control register on x86-64 (x87 is
 // not used by the kernels), <cfenv> elsewhere.
-#include "fp_environment.hpp"
+#include "tutti/fp_environment.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "block_bodies.hpp"
-#include "fp_environment.hpp"
+#include "tutti/fp_environment.hpp"
 
 namespace tutti::detail {
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "block_bodies.hpp"
-#include "fp_environment.hpp"
 #include "simd.hpp"
 #include "tutti/device.hpp"
 #include "tutti/error.hpp"
+#include "tutti/fp_environment.hpp"
 
 namespace tutti {
 namespace {

@@ -46,6 +46,8 @@ void Ballot::merge(const Ballot& other)
   nonfinite_state += other.nonfinite_state;
   nonfinite_losses += other.nonfinite_losses;
   stop_requests += other.stop_requests;
+  replica_faults += other.replica_faults;
+  replica = std::min(replica, other.replica);
   saves_pending += other.saves_pending;
   save_failure = std::min(save_failure, other.save_failure);
   largest_finite = std::max(largest_finite, other.largest_finite);

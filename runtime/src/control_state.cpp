@@ -2,6 +2,7 @@
 // Digest and text form of the control state. What moves it is decide.cpp.
 #include "tutti/control_state.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
 
@@ -23,6 +24,8 @@ json intervals_to_json(const std::vector<Interval>& list)
   return out;
 }
 
+constexpr std::size_t first_version_reasons = 12;
+
 std::vector<Interval> intervals_from_json(const json& list)
 {
   std::vector<Interval> out;
@@ -36,6 +39,15 @@ std::vector<Interval> intervals_from_json(const json& list)
 
 }  // namespace
 
+double ControlState::skip_rate(std::uint64_t window) const
+{
+  const std::uint64_t attempts = std::min({window, attempt, std::uint64_t{64}});
+  if (attempts == 0) return 0;
+  const std::uint64_t taken =
+      attempts == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << attempts) - 1;
+  return static_cast<double>(std::popcount(skip_history & taken)) / static_cast<double>(attempts);
+}
+
 std::uint64_t ControlState::digest() const
 {
   std::uint64_t hash = hash_of("tutti control state 1");
@@ -43,7 +55,15 @@ std::uint64_t ControlState::digest() const
        {step, attempt, bits(loss_scale), growth_tracker, hysteresis, consecutive_skips, samples,
         ema_updates, pending_save, ledger.digest()})
     hash = mix64(hash, word);
-  for (std::uint64_t count : skips) hash = mix64(hash, count);
+  // What came after the first version counts only where there is some, so that its files' digests
+  // stay what they were.
+  for (std::size_t reason = 0; reason < skips.size(); ++reason) {
+    if (reason < first_version_reasons)
+      hash = mix64(hash, skips[reason]);
+    else if (skips[reason] != 0)
+      hash = mix64(mix64(hash, reason), skips[reason]);
+  }
+  if (skip_history != 0) hash = mix64(mix64(hash, hash_of("skip history")), skip_history);
   for (const RepeatOffender& offender : offenders)
     hash = mix64(mix64(hash, offender.begin), offender.count);
   for (const ParameterClock& clock : clocks)
@@ -71,6 +91,7 @@ std::string to_json(const ControlState& state)
       {"samples", state.samples},
       {"ema_updates", state.ema_updates},
       {"skips", state.skips},
+      {"skip_history", state.skip_history},
       {"pending_save", state.pending_save},
       {"offenders", offenders},
       {"clocks", clocks},
@@ -97,7 +118,13 @@ ControlState control_state_from_json(const std::string& text)
     in.at("consecutive_skips").get_to(state.consecutive_skips);
     in.at("samples").get_to(state.samples);
     in.at("ema_updates").get_to(state.ema_updates);
-    in.at("skips").get_to(state.skips);
+    const auto counts = in.at("skips").get<std::vector<std::uint64_t>>();
+    if (counts.size() < first_version_reasons || counts.size() > state.skips.size())
+      throw CheckpointError(
+          "control state cannot be read (it counts skips for reasons that are not known); use the "
+          "tutti that wrote it");
+    std::copy(counts.begin(), counts.end(), state.skips.begin());
+    state.skip_history = in.value("skip_history", std::uint64_t{0});
     in.at("pending_save").get_to(state.pending_save);
     for (const json& pair : in.at("offenders"))
       state.offenders.push_back({pair.at(0).get<std::uint64_t>(), pair.at(1).get<std::uint64_t>()});

@@ -13,6 +13,7 @@
 #include <new>
 
 #include "tutti/digest.hpp"
+#include "tutti/fp_environment.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/step_machine.hpp"
 
@@ -41,7 +42,10 @@ std::string describe(const Offender& offender, const std::vector<Participant*>& 
 {
   if (!offender.exists()) return "no offender was located";
   const auto stage = name_of(static_cast<Stage>(offender.stage));
-  if (offender.parameter == ~0u) return fmt::format("nonfinite loss on rank {}", offender.rank);
+  const std::string micro =
+      offender.micro == ~0u ? std::string() : fmt::format(", micro-batch {}", offender.micro);
+  if (offender.parameter == ~0u)
+    return fmt::format("nonfinite loss on rank {}{}", offender.rank, micro);
   const float value = std::bit_cast<float>(offender.value_bits);
   const Participant& participant = *participants[offender.participant];
   return fmt::format("{} in {}/{} element {} of rank {} at stage {}{}",
@@ -49,8 +53,7 @@ std::string describe(const Offender& offender, const std::vector<Participant*>& 
                      : value > 0       ? "inf"
                                        : "-inf",
                      participant.name(), participant.parameter_name(offender.parameter),
-                     offender.element, offender.rank, stage,
-                     offender.micro == ~0u ? "" : fmt::format(", micro-batch {}", offender.micro));
+                     offender.element, offender.rank, stage, micro);
 }
 
 }  // namespace
@@ -70,13 +73,15 @@ double Window::gradient_scale() const { return loss_scale_ / static_cast<double>
 
 void Window::add_micro_batch(double loss_sum, std::uint64_t samples)
 {
+  const detail::FloatingPointGuard ieee;
   if (next_micro_ >= micro_batches_)
     throw InvalidArgument(
         fmt::format("micro-batch {} does not fit into the window (it has {}); call step() first",
                     next_micro_, micro_batches_));
   samples_ += samples;
-  loss_sum_ += loss_sum;
+  micro_losses_.push_back({loss_sum, samples});
   coordinator_->take_micro_batch(*this);
+  loss_sum_ += micro_losses_.back().sum;
   ++next_micro_;
 }
 
@@ -202,6 +207,28 @@ void Coordinator::reach(Phase phase) const
   options_.faults.reach(phase, topology_.rank(), control_.step, control_.attempt + 1);
 }
 
+void Coordinator::enter(Phase phase, std::uint32_t micro) const noexcept
+{
+  if (options_.watchdog != nullptr)
+    options_.watchdog->enter(phase, control_.step, control_.attempt + 1, micro);
+}
+
+void Coordinator::wait() const noexcept
+{
+  if (options_.watchdog != nullptr) options_.watchdog->wait();
+}
+
+void Coordinator::progress()
+{
+  if (options_.watchdog != nullptr) options_.watchdog->progress();
+}
+
+bool Coordinator::digests_due(std::uint64_t step) const
+{
+  const std::uint64_t every = options_.policy.digest_every;
+  return every != 0 && step % every == 0;
+}
+
 void Coordinator::track_save(std::uint64_t id, std::function<SaveReport()> report)
 {
   require_usable("a background save");
@@ -211,6 +238,12 @@ void Coordinator::track_save(std::uint64_t id, std::function<SaveReport()> repor
         "at a committed boundary");
   control_.pending_save = id;
   save_report_ = std::move(report);
+}
+
+void Coordinator::note_checkpoint(std::string path, std::uint64_t step)
+{
+  checkpoint_ = std::move(path);
+  checkpoint_step_ = step;
 }
 
 void Coordinator::forget_save()
@@ -231,7 +264,9 @@ Window Coordinator::open_window()
   window.micro_batches_ = options_.micro_batches;
   window.loss_scale_ = control_.loss_scale;
   window_open_ = true;
+  enter(Phase::window, 0);
   guarded(Phase::window, window.failure_, window.failure_text_, [&] {
+    window.micro_losses_.reserve(window.micro_batches_);
     for (Participant* participant : participants_) participant->open();
     for (const Fault* fault : firing(FaultKind::bitflip))
       for (std::size_t i = 0; i < participants_.size(); ++i)
@@ -243,15 +278,18 @@ Window Coordinator::open_window()
 
 void Coordinator::take_micro_batch(Window& window)
 {
+  enter(Phase::window, window.next_micro_);
   guarded(Phase::window, window.failure_, window.failure_text_, [&] {
     for (const Fault* fault : firing(FaultKind::nonfinite))
       for (std::size_t i = 0; i < participants_.size(); ++i)
         if (fault->micro == window.next_micro_ && fault->optimizer.value_or(i) == i)
           participants_[i]->inject_gradient(fault->parameter, fault->element, fault->value);
     for (const Fault* fault : firing(FaultKind::loss))
-      if (fault->micro == window.next_micro_) window.loss_sum_ = fault->value;
+      if (fault->micro == window.next_micro_) window.micro_losses_.back().sum = fault->value;
     for (Participant* participant : participants_) participant->accumulate(window.next_micro_);
   });
+  const std::uint32_t next = window.next_micro_ + 1;
+  enter(Phase::window, next < window.micro_batches_ ? next : ~0u);
 }
 
 // --- the step ----------------------------------------------------------------------------------
@@ -281,6 +319,7 @@ class Coordinator::Attempt {
     locally(Phase::window, [&] {
       for (Participant* participant : c_.participants_) participant->close();
     });
+    c_.wait();
     for (Participant* participant : c_.participants_) participant->exchange();
     locally(Phase::exchange, [&] { inspect(); });
     machine_.finished();
@@ -291,6 +330,7 @@ class Coordinator::Attempt {
     locally(Phase::ballot, [] {});
     fill_agreement_and_loss();
     ballot_.failure = failure_;
+    c_.wait();
     c_.transport_->combine(ballot_, c_.has_gradient_);
     machine_.voted(ballot_);
     decided_failure_ = ballot_.failure;
@@ -309,8 +349,10 @@ class Coordinator::Attempt {
     update.grad_factor = clip_ *
                          (static_cast<double>(window_.nominal_) / static_cast<double>(samples_)) /
                          window_.loss_scale_;
+    update.clip = clip_;
     update.learning_rate_factor = policy_.schedule.factor(c_.control_.step);
     update.mode = policy_.update;
+    update.digests = c_.digests_due(c_.control_.step + 1);
     locally(Phase::stage, [&] {
       for (const Fault* fault : update_faults_)
         for (std::size_t i = 0; i < c_.participants_.size(); ++i)
@@ -329,7 +371,11 @@ class Coordinator::Attempt {
 
   void gather()
   {
-    for (Participant* participant : c_.participants_) participant->gather();
+    c_.wait();
+    for (Participant* participant : c_.participants_) {
+      participant->gather();
+      if (c_.digests_due(c_.control_.step + 1)) participant->gather_digests();
+    }
     locally(Phase::gather, [] {});
     machine_.finished();
   }
@@ -350,6 +396,7 @@ class Coordinator::Attempt {
       confirm_.participants = c_.participants_.size();
     });
     confirm_.failure = failure_;
+    c_.wait();
     c_.transport_->combine(confirm_);
     machine_.confirmed(confirm_);
     decided_failure_ = confirm_.failure;
@@ -358,6 +405,7 @@ class Coordinator::Attempt {
 
   void publish() noexcept
   {
+    c_.enter(Phase::publish);
     c_.reach(Phase::publish);
     for (Participant* participant : c_.participants_) participant->publish();
     machine_.finished();
@@ -389,7 +437,7 @@ class Coordinator::Attempt {
     outcome.offender = std::min(ballot_.offender, confirm_.offender);
     outcome.failure = decided_failure_;
     outcome.stop_requested = ballot_.stop_requests != 0;
-    if (!outcome.committed()) outcome.message = explain(outcome);
+    if (!outcome.committed()) record(outcome);
     c_.control_ = machine_.fold(c_.has_gradient_);
     if (c_.save_report_ && ballot_.saves_pending == 0) {
       outcome.save_failure = ballot_.save_failure;
@@ -399,6 +447,7 @@ class Coordinator::Attempt {
       outcome.save = SaveState::pending;
     }
     outcome.step = c_.control_.step;
+    outcome.skip_rate = c_.control_.skip_rate(policy_.skip_window);
     return outcome;
   }
 
@@ -406,6 +455,7 @@ class Coordinator::Attempt {
   template <class Work>
   void locally(Phase phase, Work&& work)
   {
+    c_.enter(phase);
     c_.guarded(phase, failure_, text_, [&] {
       c_.reach(phase);
       work();
@@ -420,6 +470,10 @@ class Coordinator::Attempt {
       const std::size_t count = participant.parameters();
       Ballot own;
       participant.inspect(own, std::span(c_.has_gradient_).subspan(first, count));
+      if (c_.digests_due(c_.control_.step)) participant.inspect_replicas(own);
+      own.replica.participant = own.replica.exists() ? static_cast<std::uint32_t>(i) : ~0u;
+      ballot_.replica_faults += own.replica_faults;
+      ballot_.replica = std::min(ballot_.replica, own.replica);
       own.offender.participant = static_cast<std::uint32_t>(i);
       ballot_.nonfinite += own.nonfinite;
       ballot_.nonfinite_state += own.nonfinite_state;
@@ -463,9 +517,16 @@ class Coordinator::Attempt {
       ballot_.nonfinite_losses = 1;
       Offender loss;
       loss.stage = static_cast<std::uint32_t>(Stage::loss);
-      loss.micro = ~0u;
+      loss.micro = ~0u;  // finite ones whose sum is not
       loss.rank = rank;
-      loss.value_bits = std::bit_cast<std::uint32_t>(static_cast<float>(window_.loss_sum_));
+      double value = window_.loss_sum_;
+      for (std::size_t micro = window_.micro_losses_.size(); micro-- > 0;) {
+        const double sum = window_.micro_losses_[micro].sum;
+        if (std::abs(sum) <= largest_loss) continue;
+        loss.micro = static_cast<std::uint32_t>(micro);
+        value = sum;
+      }
+      loss.value_bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
       loss.count = 1;
       ballot_.offender = std::min(ballot_.offender, loss);
     }
@@ -476,35 +537,202 @@ class Coordinator::Attempt {
     }
   }
 
-  std::string explain(const Outcome& outcome)
+  // --- a bad verdict -----------------------------------------------------------------------------
+
+  /// The rank that knows most of what the verdict is about; a function of what all ranks know.
+  int speaker(const Outcome& outcome) const
   {
-    const Verdict& verdict = outcome.verdict;
-    std::string reason;
-    switch (verdict.reason) {
+    std::uint64_t rank = outcome.offender.exists() ? outcome.offender.rank : 0;
+    switch (outcome.verdict.reason) {
       case Reason::control_mismatch:
-        if (verdict.field == AgreedField::participants)
-          return fmt::format("step {}: halted (control_mismatch: {} of {} participants took part)",
-                             c_.control_.step, ballot_.participants, policy_.participants);
-        return fmt::format("step {}: halted (control_mismatch: {} on rank {} differs)",
-                           c_.control_.step, name_of(verdict.field), verdict.rank);
+        rank = outcome.verdict.rank;
+        break;
+      case Reason::replica_mismatch:
+        rank = ballot_.replica.rank;
+        break;
       case Reason::window_failed:
       case Reason::update_failed:
       case Reason::partial_update:
-        if (decided_failure_.exists()) {
-          // Every rank knows the verdict, so this collective is legal.
-          std::string text = failed_here_.exists() ? text_ : std::string();
-          c_.transport_->share(text, static_cast<int>(decided_failure_.rank));
-          return fmt::format("step {}: halted ({} on rank {} in phase {}: {})", c_.control_.step,
-                             name_of(verdict.reason), decided_failure_.rank,
-                             name_of(static_cast<Phase>(decided_failure_.phase)), text);
-        }
+        if (outcome.failure.exists()) rank = outcome.failure.rank;
         break;
       default:
         break;
     }
-    return fmt::format("step {}: {} ({}: {})", c_.control_.step,
-                       verdict.kind == VerdictKind::skip ? "skipped" : "halted",
-                       name_of(verdict.reason), describe(outcome.offender, c_.participants_));
+    return rank < static_cast<std::uint64_t>(c_.topology_.size()) ? static_cast<int>(rank) : 0;
+  }
+
+  /// Collective: the incident, made and written by the rank that knows most, told to all. The
+  /// gradients are still there.
+  void record(Outcome& outcome)
+  {
+    const int rank = speaker(outcome);
+    std::string text;
+    if (rank == c_.topology_.rank()) {
+      try {
+        Incident incident = describe(outcome);
+        std::vector<NamedArray> arrays;
+        try {
+          add_own_facts(outcome, incident, arrays);
+        } catch (const std::exception& error) {
+          incident.write_error = error.what();
+        }
+        if (!c_.options_.incident_dir.empty() && c_.incidents_ < c_.options_.incident_limit)
+          write_incident(incident, arrays, c_.options_.incident_dir);
+        text = to_json(incident);
+      } catch (const std::exception&) {
+        text.clear();  // no memory: the others must not wait for it
+      }
+    }
+    c_.wait();
+    c_.transport_->share(text, rank);
+    ++c_.incidents_;
+    outcome.incident = std::make_shared<const Incident>(text.empty() ? describe(outcome)
+                                                                     : incident_from_json(text));
+    outcome.message = outcome.incident->message;
+  }
+
+  /// What all ranks know, and of a failure its text on the rank that failed.
+  Incident describe(const Outcome& outcome)
+  {
+    const Verdict& verdict = outcome.verdict;
+    const double unscale =
+        static_cast<double>(window_.nominal_) / static_cast<double>(samples_) / window_.loss_scale_;
+    Incident incident;
+    incident.step = c_.control_.step;
+    incident.attempt = outcome.attempt;
+    incident.verdict = verdict.kind == VerdictKind::skip ? "skip" : "halt";
+    incident.reason = name_of(verdict.reason);
+    incident.window = outcome.window;
+    incident.nonfinite = outcome.nonfinite;
+    incident.ranks_with_nonfinite_loss = outcome.ranks_with_nonfinite_loss;
+    incident.repeats = repeats(c_.control_, verdict, policy_, outcome.window);
+    incident.loss_scale = outcome.loss_scale;
+    incident.largest_finite = static_cast<double>(std::bit_cast<float>(
+                                  static_cast<std::uint32_t>(ballot_.largest_finite))) *
+                              unscale;
+    incident.rank = static_cast<std::uint32_t>(speaker(outcome));
+    incident.checkpoint = c_.checkpoint_;
+    incident.checkpoint_step = c_.checkpoint_step_;
+    if (verdict.reason == Reason::control_mismatch) {
+      incident.mismatch = name_of(verdict.field);
+      const auto field = static_cast<std::size_t>(verdict.field);
+      incident.mismatch_least =
+          field < ballot_.agreed.size() ? ballot_.agreed[field].min : ballot_.participants;
+      incident.mismatch_greatest =
+          field < ballot_.agreed.size() ? ballot_.agreed[field].max : policy_.participants;
+    } else if (verdict.reason == Reason::replica_mismatch) {
+      describe_replica(incident);
+    } else if (outcome.failure.exists()) {
+      incident.failure_phase = name_of(static_cast<Phase>(outcome.failure.phase));
+      incident.failure_code = outcome.failure.code;
+      incident.failure_text = failed_here_.exists() ? text_ : std::string();
+    } else if (outcome.offender.exists()) {
+      describe_offender(outcome.offender, incident);
+    }
+    incident.message = explain(outcome, incident);
+    return incident;
+  }
+
+  void describe_replica(Incident& incident) const
+  {
+    const Participant& participant = *c_.participants_[ballot_.replica.participant];
+    incident.optimizer = participant.name();
+    incident.parameter = participant.parameter_name(ballot_.replica.parameter);
+    incident.element = ballot_.replica.element;
+    incident.replica_block = ballot_.replica.block;
+    incident.count = ballot_.replica_faults;
+    incident.array = "weights";
+    incident.precision = participant.precisions(ballot_.replica.parameter);
+  }
+
+  void describe_offender(const Offender& offender, Incident& incident) const
+  {
+    const auto stage = static_cast<Stage>(offender.stage);
+    incident.stage = name_of(stage);
+    incident.before_synchronization = stage <= Stage::accumulation;
+    incident.value_bits = offender.value_bits;
+    const float value = std::bit_cast<float>(offender.value_bits);
+    incident.value = std::isnan(value)   ? "nan"
+                     : std::isinf(value) ? (value > 0 ? "inf" : "-inf")
+                                         : fmt::format("{}", value);
+    incident.count = offender.count;
+    if (offender.micro != ~0u) incident.micro = offender.micro;
+    // As Window::positions, of the rank that it came from.
+    const auto data_rank =
+        offender.rank / static_cast<std::uint32_t>(c_.topology_.model_parallel());
+    incident.positions =
+        window_.interval_.part(data_rank, static_cast<std::uint64_t>(c_.topology_.data_parallel()));
+    if (incident.micro && *incident.micro < window_.micro_batches_)
+      incident.positions = incident.positions.part(*incident.micro, window_.micro_batches_);
+    if (offender.participant >= c_.participants_.size()) return;
+    const Participant& participant = *c_.participants_[offender.participant];
+    if (offender.parameter >= participant.parameters()) {
+      if (participant.parameters() != 0) incident.precision = participant.precisions(0);
+      return;
+    }
+    incident.optimizer = participant.name();
+    incident.parameter = participant.parameter_name(offender.parameter);
+    incident.element = offender.element;
+    incident.precision = participant.precisions(offender.parameter);
+  }
+
+  /// What only this rank knows.
+  void add_own_facts(const Outcome& outcome, Incident& incident, std::vector<NamedArray>& arrays)
+  {
+    for (const auto& micro : window_.micro_losses_)
+      incident.micro_losses.push_back(micro.sum / static_cast<double>(micro.samples));
+    if (incident.stage.empty()) return;
+    const Offender& offender = outcome.offender;
+    if (!incident.parameter.empty()) {
+      const OffenderDetail detail = c_.participants_[offender.participant]->detail(offender);
+      if (detail.count != 0) incident.count = detail.count;
+      incident.array = detail.array;
+      incident.contributor_known = detail.contributor_known;
+      if (detail.gradient_magnitude)
+        incident.magnitude =
+            *detail.gradient_magnitude *
+            (static_cast<double>(window_.nominal_) / static_cast<double>(samples_)) /
+            window_.loss_scale_;
+    }
+    // An update's owner had no part in what the samples of all ranks came to.
+    const bool of_samples = static_cast<Stage>(offender.stage) <= Stage::exchange;
+    if (!of_samples || !c_.options_.evidence || incident.positions.empty()) return;
+    Evidence evidence = c_.options_.evidence(incident.positions);
+    constexpr std::size_t most_ids = 4096;
+    evidence.sample_ids.resize(std::min(evidence.sample_ids.size(), most_ids));
+    incident.sample_ids = std::move(evidence.sample_ids);
+    arrays = std::move(evidence.arrays);
+  }
+
+  std::string explain(const Outcome& outcome, const Incident& incident) const
+  {
+    const Verdict& verdict = outcome.verdict;
+    const std::uint64_t step = c_.control_.step;
+    const std::string_view reason = name_of(verdict.reason);
+    if (!incident.mismatch.empty() && verdict.field == AgreedField::participants)
+      return fmt::format("step {}: halted ({}: {} of {} participants took part)", step, reason,
+                         ballot_.participants, policy_.participants);
+    if (!incident.mismatch.empty())
+      return fmt::format("step {}: halted ({}: {} on rank {} differs)", step, reason,
+                         incident.mismatch, verdict.rank);
+    if (incident.replica_block)
+      return fmt::format(
+          "step {}: halted ({}: {}/{} block {} on rank {} is not what its owner wrote; {})", step,
+          reason, incident.optimizer, incident.parameter, *incident.replica_block, incident.rank,
+          incident.checkpoint.empty() ? "there is no checkpoint to go back to"
+                                      : fmt::format("go back to {} of step {}", incident.checkpoint,
+                                                    incident.checkpoint_step));
+    if (!incident.failure_phase.empty())
+      return fmt::format("step {}: halted ({} on rank {} in phase {}: {})", step, reason,
+                         incident.rank, incident.failure_phase, incident.failure_text);
+    std::string text = fmt::format("step {}: {} ({}: {})", step,
+                                   verdict.kind == VerdictKind::skip ? "skipped" : "halted", reason,
+                                   tutti::describe(outcome.offender, c_.participants_));
+    if (verdict.reason == Reason::repeat_limit)
+      text.insert(text.size() - 1,
+                  fmt::format("; samples at positions {} to {} broke it {} times",
+                              outcome.window.begin, outcome.window.end - 1, incident.repeats));
+    return text;
   }
 
   Coordinator& c_;
@@ -522,6 +750,8 @@ class Coordinator::Attempt {
 
 Outcome Coordinator::step(Window& window)
 {
+  // Losses, norms and factors must not depend on the caller's rounding mode or flush to zero.
+  const detail::FloatingPointGuard ieee;
   require_usable("step");
   if (!window_open_ || window.coordinator_ != this)
     throw InvalidArgument("step needs the open window (there is none); call open_window() first");
@@ -564,6 +794,7 @@ Outcome Coordinator::step(Window& window)
     }
   }
   Outcome outcome = attempt.finish();
+  if (options_.watchdog != nullptr) options_.watchdog->leave();
   broken_ = false;
   halted_ = outcome.verdict.kind == VerdictKind::halt;
   if (halted_) throw Halt(outcome.message, outcome);

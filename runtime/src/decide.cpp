@@ -39,6 +39,14 @@ bool at_minimum(const LossScaling& scaling, double scale)
   return scaling.enabled && scaling.minimum > 0 && scale <= scaling.minimum;
 }
 
+/// `state` with the count and the history of attempts one further.
+ControlState after_attempt(ControlState state, bool skipped)
+{
+  ++state.attempt;
+  state.skip_history = state.skip_history << 1 | (skipped ? 1u : 0u);
+  return state;
+}
+
 /// Skip for `reason`, unless this skip is one too many. The order of the tests is the precedence of
 /// the reasons.
 Verdict skip_or_halt(Reason reason, const Policy& policy, const ControlState& state,
@@ -52,6 +60,9 @@ Verdict skip_or_halt(Reason reason, const Policy& policy, const ControlState& st
   if (policy.max_consecutive_skips != 0 &&
       state.consecutive_skips + 1 >= policy.max_consecutive_skips)
     return halt(Reason::consecutive_skips);
+  if (policy.max_skip_rate > 0 && state.attempt + 1 >= policy.skip_window &&
+      after_attempt(state, true).skip_rate(policy.skip_window) > policy.max_skip_rate)
+    return halt(Reason::skip_rate);
   return skip(reason, overflow);
 }
 
@@ -101,6 +112,8 @@ Verdict decide(const Ballot& ballot, const Policy& policy, const ControlState& s
     if (!ballot.agreed[field].agreed())
       return mismatch(static_cast<AgreedField>(field), ballot.agreed[field].odd_rank());
   if (ballot.participants != policy.participants) return mismatch(AgreedField::participants, 0);
+  if (ballot.replica.exists())
+    return halt(Reason::replica_mismatch, static_cast<std::uint32_t>(ballot.replica.rank));
   if (ballot.failure.exists()) return halt(Reason::window_failed, ballot.failure.rank);
   if (ballot.nonfinite_state != 0) return halt(Reason::nonfinite_state, ballot.offender.rank);
   if (ballot.nonfinite != 0) return skip_or_halt(Reason::gradient, policy, state, window);
@@ -127,9 +140,8 @@ Verdict conclude(const Verdict& verdict, const Confirm& confirm, const Policy& p
 ControlState fold(const ControlState& before, const Verdict& verdict, const Policy& policy,
                   Interval window, std::span<const std::uint8_t> has_gradient)
 {
-  ControlState state = before;
-  if (verdict.kind == VerdictKind::halt) return state;
-  ++state.attempt;
+  if (verdict.kind == VerdictKind::halt) return before;
+  ControlState state = after_attempt(before, verdict.kind == VerdictKind::skip);
   if (verdict.kind == VerdictKind::commit) {
     ++state.step;
     state.samples += window.size();
@@ -170,6 +182,15 @@ ControlState initial_state(const Policy& policy, std::uint64_t epoch_samples)
   return state;
 }
 
+std::uint64_t repeats(const ControlState& state, const Verdict& verdict, const Policy& policy,
+                      Interval window)
+{
+  const bool window_is_bad =
+      verdict.kind == VerdictKind::skip || verdict.reason == Reason::repeat_limit;
+  return window_is_bad && counts_as_repeat(verdict.reason, policy) ? times_bad(state, window) + 1
+                                                                   : 0;
+}
+
 double gradient_norm(const Ballot& ballot, double loss_scale, std::uint64_t nominal,
                      std::uint64_t samples)
 {
@@ -188,13 +209,28 @@ std::uint64_t Policy::hash() const
 {
   const auto bits = [](double value) { return std::bit_cast<std::uint64_t>(value); };
   std::uint64_t h = hash_of("tutti policy 1");
-  for (std::uint64_t word :
-       {std::uint64_t{scaling.enabled}, bits(scaling.initial), bits(scaling.growth_factor),
-        bits(scaling.backoff_factor), scaling.growth_interval, scaling.hysteresis,
-        bits(scaling.minimum), bits(scaling.maximum), static_cast<std::uint64_t>(samples),
-        static_cast<std::uint64_t>(update), bits(max_norm), max_consecutive_skips, repeat_limit,
-        participants, std::uint64_t{ema}, static_cast<std::uint64_t>(schedule.kind),
-        schedule.warmup, schedule.horizon, bits(schedule.final_factor)})
+  for (std::uint64_t word : {std::uint64_t{scaling.enabled},
+                             bits(scaling.initial),
+                             bits(scaling.growth_factor),
+                             bits(scaling.backoff_factor),
+                             scaling.growth_interval,
+                             scaling.hysteresis,
+                             bits(scaling.minimum),
+                             bits(scaling.maximum),
+                             static_cast<std::uint64_t>(samples),
+                             static_cast<std::uint64_t>(update),
+                             bits(max_norm),
+                             max_consecutive_skips,
+                             repeat_limit,
+                             bits(max_skip_rate),
+                             skip_window,
+                             digest_every,
+                             participants,
+                             std::uint64_t{ema},
+                             static_cast<std::uint64_t>(schedule.kind),
+                             schedule.warmup,
+                             schedule.horizon,
+                             bits(schedule.final_factor)})
     h = mix64(h, word);
   for (const Betas& beta : betas) h = mix64(mix64(h, bits(beta.beta1)), bits(beta.beta2));
   return h;

@@ -127,6 +127,7 @@ struct Exchange::State {
   std::vector<const void*> sources;
   std::vector<int> source_rank;
   std::vector<std::uint32_t> unread;
+  std::vector<int> sharers;
 
   std::size_t received_bytes = 0;
   detail::AlignedBytes received;  // by owner: contributions from other domains, or the reduced sum
@@ -226,6 +227,8 @@ std::size_t Exchange::State::segment_bytes(bool shared) const
 std::string Exchange::State::build()
 {
   place_weights();
+  for (int q = 0; q < topology.size(); ++q)
+    if (memory.same_domain(q, rank) && slot_of(q) == slot) sharers.push_back(q);
   description = reduces() ? fmt::format("MPI_Reduce_scatter; weights by {}", memory.description())
                           : memory.description();
   for (std::size_t block = 0; block < layout.blocks(); ++block) {
@@ -531,6 +534,8 @@ std::byte* Exchange::staged_weights() const
 {
   return state_->slot_weights[1 - state_->published][state_->slot];
 }
+
+const std::vector<int>& Exchange::sharers() const { return state_->sharers; }
 
 std::vector<void*> Exchange::weight_targets(bool in_place) const
 {

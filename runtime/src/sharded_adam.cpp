@@ -19,6 +19,7 @@
 #include "agree.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/half.hpp"
+#include "tutti/incident.hpp"
 #include "tutti/mpi_check.hpp"
 
 namespace tutti {
@@ -181,6 +182,7 @@ struct ShardedAdam::State {
   DeviceArray local_sum;
   std::vector<std::byte*> pinned;
   DeviceArray sum_table, source_table, sum_scan, adam_scan, scalar_table;
+  DeviceArray digest_table;
   DeviceArray targets[2];  ///< AdamBlock tables: weights go to one buffer or the other
   int target = 0;
   std::vector<BlockScan> sum_scans;
@@ -189,8 +191,16 @@ struct ShardedAdam::State {
 
   // The window, per parameter.
   std::vector<std::uint8_t> absent, has, dirty;
-  Offender own_offender;  ///< the first nonfinite value of this rank's own micro-batches
+  std::vector<double> bound;         ///< of any partial sum of the micro-batches' gradients
+  Offender own_offender;             ///< the first nonfinite value of this rank's own micro-batches
+  double grad_factor = 1, clip = 1;  ///< of the staged update
   bool staged_update = false;
+
+  /// Digests of the blocks of this slot's weights as their owners wrote them; `digests` is of the
+  /// published weights. Known only where they were asked for.
+  std::vector<std::uint64_t> digests, staged_digests;
+  bool digests_known = false, staged_digests_known = false;
+  std::vector<std::uint64_t> own_digests, slot_digests, replicated_digests;  ///< of a gather
 
   std::size_t blocks() const { return shard.size(); }
   /// Arrays too large for the cache are written past it.
@@ -219,9 +229,19 @@ struct ShardedAdam::State {
   void allocate();
   void unpin() noexcept;
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
+  std::size_t run_of(std::size_t shard_block) const;
+  void digest(std::uint64_t* out, const std::byte* weights, std::size_t block,
+              std::size_t count) const;
+  void digest_own(const std::byte* weights);
+  void publish_digests() noexcept;
+  void watch_sum(std::size_t p, std::uint32_t micro, std::uint32_t largest);
   void locate(std::size_t shard_block, std::uint32_t nonfinite, Ballot& ballot) const;
+  int overflowing_rank(const SumBlock& work, std::uint32_t index) const;
   Offender offender_at(Stage stage, std::uint32_t block, std::size_t index, int rank,
                        const void* values, Precision precision) const;
+  const float* bad_state(std::size_t i) const;
+  float summed_gradient(std::size_t element) const;
+  Stage stage_of(const AdamScan& scan, std::size_t at) const;
   std::size_t held_parameter(const std::string& name) const;
 };
 
@@ -267,7 +287,14 @@ void ShardedAdam::State::allocate()
       table[b] = {weights[b], layout.parameter_of(shard[b])};
     targets[i] = upload(table);
   }
+  digest_table = DeviceArray(device, std::max<std::size_t>(1, layout.blocks()) * 8);
+  digests.resize(layout.blocks());
+  staged_digests.resize(layout.blocks());
+  own_digests.resize(blocks());
+  slot_digests.resize(layout.blocks());
+  replicated_digests.resize(layout.blocks());
   absent.assign(parameters.size(), 0);
+  bound.assign(parameters.size(), 0);
   has.assign(parameters.size(), 0);
   dirty.assign(parameters.size(), 0);
 }
@@ -404,9 +431,12 @@ void ShardedAdam::restored()
     s.device.convert(weights[i], s.layout.precision_of(s.shard[i]),
                      s.now.master.floats() + i * block_elements, block_elements);
   s.exchange.gather(in_place);
+  s.digest_own(in_place ? s.exchange.weights() : s.exchange.staged_weights());
+  gather_digests();
   s.exchange.fence();
   check_mpi(MPI_Barrier(s.topology.world()), "MPI_Barrier after the initial weights");
   s.exchange.fence();
+  s.publish_digests();
   if (!in_place) {
     s.exchange.publish();
     s.target ^= 1;
@@ -432,6 +462,25 @@ void ShardedAdam::open()
   s.own_offender = {};
 }
 
+/// Finds the micro-batch with which a sum of finite gradients left fp32. The magnitudes added up
+/// bound every partial sum, with room for their roundings, so nearly always there is nothing to do.
+void ShardedAdam::State::watch_sum(std::size_t p, std::uint32_t micro, std::uint32_t largest)
+{
+  constexpr double nearly_overflows = 3.4e38;
+  const double added = static_cast<double>(std::bit_cast<float>(largest));
+  bound[p] = has[p] ? bound[p] + added : added;
+  if (bound[p] < nearly_overflows) return;
+  const Piece& piece = layout.piece(p);
+  const BlockScan scan = device.scan(local_total(p), Precision::fp32, piece.elements);
+  if (scan.nonfinite == 0) return;
+  Offender offender =
+      offender_at(Stage::accumulation, static_cast<std::uint32_t>(piece.first_block),
+                  scan.first_nonfinite, topology.rank(), local_total(p), Precision::fp32);
+  offender.micro = micro;
+  offender.count = scan.nonfinite;
+  own_offender = std::min(own_offender, offender);
+}
+
 void ShardedAdam::accumulate(std::uint32_t micro)
 {
   State& s = *state_;
@@ -449,6 +498,7 @@ void ShardedAdam::accumulate(std::uint32_t micro)
         offender.count = scan.nonfinite;
         s.own_offender = std::min(s.own_offender, offender);
       }
+      s.watch_sum(p, micro, scan.largest_finite);
     }
     s.has[p] = s.dirty[p] = 1;
   }
@@ -500,12 +550,13 @@ Offender ShardedAdam::State::offender_at(Stage stage, std::uint32_t block, std::
 void ShardedAdam::State::locate(std::size_t i, std::uint32_t nonfinite, Ballot& ballot) const
 {
   const SumBlock& work = exchange.sum_blocks()[i];
-  const auto take = [&](Offender offender) {
-    offender.count = nonfinite;
+  const auto take = [&](Offender offender, std::uint32_t count) {
+    offender.count = count;
     ballot.offender = std::min(ballot.offender, offender);
   };
   bool found = false;
   for (std::uint32_t k = work.first_source; k < work.first_source + work.sources; ++k) {
+    if (exchange.source_rank()[k] < 0) continue;  // a sum: its parts are scanned where they are
     const void* source = exchange.sources()[k];
     const BlockScan scan = device.scan(source, work.precision, block_elements);
     if (scan.nonfinite == 0) continue;
@@ -516,11 +567,29 @@ void ShardedAdam::State::locate(std::size_t i, std::uint32_t nonfinite, Ballot& 
         offender_at(summed_locally ? Stage::accumulation : Stage::micro_batch, shard[i],
                     scan.first_nonfinite, exchange.source_rank()[k], source, work.precision);
     if (!summed_locally) offender.micro = 0;
-    take(offender);
+    take(offender, scan.nonfinite);
   }
   if (found) return;
-  take(offender_at(Stage::exchange, shard[i], sum_scans[i].first_nonfinite, topology.rank(),
-                   sum.floats() + i * block_elements, Precision::fp32));
+  const std::uint32_t index = sum_scans[i].first_nonfinite;
+  take(offender_at(Stage::exchange, shard[i], index, overflowing_rank(work, index),
+                   sum.floats() + i * block_elements, Precision::fp32),
+       nonfinite);
+}
+
+/// The rank with whose finite contribution the sum left fp32; this one where MPI summed.
+int ShardedAdam::State::overflowing_rank(const SumBlock& work, std::uint32_t index) const
+{
+  const std::size_t width = bytes_of(work.precision);
+  float sum_so_far = 0;
+  for (std::uint32_t k = work.first_source; k < work.first_source + work.sources; ++k) {
+    std::uint32_t stored[1] = {};
+    device.copy(stored, static_cast<const std::byte*>(exchange.sources()[k]) + index * width,
+                width);
+    sum_so_far += load_element(stored, work.precision, 0);
+    if (!std::isfinite(sum_so_far) && exchange.source_rank()[k] >= 0)
+      return exchange.source_rank()[k];
+  }
+  return topology.rank();
 }
 
 /// A contribution that no owner reads votes all the same.
@@ -594,6 +663,8 @@ void ShardedAdam::stage(const Update& update)
     k.weights = s.parameters[p].precision;
     k.keep = update.has_gradient[p] == 0;
   }
+  s.grad_factor = update.grad_factor;
+  s.clip = update.clip;
   s.staged_update = false;
   if (s.blocks() != 0) {
     s.device.copy(s.scalar_table.as<void>(), s.scalars.data(),
@@ -617,8 +688,116 @@ void ShardedAdam::stage(const Update& update)
     work.stream = !in_place && s.streams();
     s.device.adam_blocks(work);
     s.device.copy(s.adam_scans.data(), work.scan, s.blocks() * sizeof(AdamScan));
+    if (update.digests) s.digest_own(in_place ? s.exchange.weights() : s.exchange.staged_weights());
   }
   s.staged_update = true;
+}
+
+// --- digests of replicas -----------------------------------------------------------------------
+
+/// Of `count` consecutive blocks of one parameter in a buffer that lies as this slot's weights.
+void ShardedAdam::State::digest(std::uint64_t* out, const std::byte* weights, std::size_t block,
+                                std::size_t count) const
+{
+  device.digest_blocks(digest_table.as<std::uint64_t>(), weights + layout.byte_offset(block),
+                       layout.precision_of(block), count);
+  device.copy(out, digest_table.as<void>(), count * sizeof *out);
+}
+
+/// How many blocks from block i of the shard on are consecutive, and of one parameter.
+std::size_t ShardedAdam::State::run_of(std::size_t i) const
+{
+  std::size_t n = 1;
+  while (i + n < blocks() && shard[i + n] == shard[i] + n &&
+         layout.parameter_of(shard[i + n]) == layout.parameter_of(shard[i]))
+    ++n;
+  return n;
+}
+
+void ShardedAdam::State::digest_own(const std::byte* weights)
+{
+  for (std::size_t i = 0; i < blocks();) {
+    const std::size_t n = run_of(i);
+    digest(own_digests.data() + i, weights, shard[i], n);
+    i += n;
+  }
+}
+
+void ShardedAdam::gather_digests()
+{
+  State& s = *state_;
+  const int slots = s.plan.model_parallel();
+  std::vector<int> counts, begins;
+  int total = 0;
+  for (int d = 0; d < s.plan.data_parallel(); ++d) {
+    counts.push_back(static_cast<int>(s.plan.shard(d * slots + s.topology.model_rank()).size()));
+    begins.push_back(total);
+    total += counts.back();
+  }
+  check_mpi(MPI_Allgatherv(s.own_digests.data(), static_cast<int>(s.blocks()), MPI_UINT64_T,
+                           s.slot_digests.data(), counts.data(), begins.data(), MPI_UINT64_T,
+                           s.topology.data_axis()),
+            "MPI_Allgatherv of digests");
+  std::fill(s.staged_digests.begin(), s.staged_digests.end(), 0);
+  for (int d = 0; d < s.plan.data_parallel(); ++d) {
+    const auto& shard = s.plan.shard(d * slots + s.topology.model_rank());
+    for (std::size_t i = 0; i < shard.size(); ++i)
+      s.staged_digests[shard[i]] = s.slot_digests[static_cast<std::size_t>(begins[d]) + i];
+  }
+  s.staged_digests_known = true;
+  if (slots == 1) return;
+  // Of a replicated parameter each slot owns some blocks, the others' are zero here.
+  std::size_t n = 0;
+  for (std::size_t b = 0; b < s.layout.blocks(); ++b)
+    if (s.plan.placement(s.layout.parameter_of(b)) == Placement::replicated)
+      s.replicated_digests[n++] = s.staged_digests[b];
+  if (n == 0) return;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, s.replicated_digests.data(), static_cast<int>(n),
+                          MPI_UINT64_T, MPI_BOR, s.topology.model_axis()),
+            "MPI_Allreduce of digests");
+  n = 0;
+  for (std::size_t b = 0; b < s.layout.blocks(); ++b)
+    if (s.plan.placement(s.layout.parameter_of(b)) == Placement::replicated)
+      s.staged_digests[b] = s.replicated_digests[n++];
+}
+
+void ShardedAdam::State::publish_digests() noexcept
+{
+  digests.swap(staged_digests);
+  digests_known = staged_digests_known;
+  staged_digests_known = false;
+}
+
+void ShardedAdam::inspect_replicas(Ballot& ballot)
+{
+  State& s = *state_;
+  if (!s.digests_known) return;
+  // The ranks that read one copy share the work.
+  const std::vector<int>& sharers = s.exchange.sharers();
+  const auto part = static_cast<std::size_t>(
+      std::lower_bound(sharers.begin(), sharers.end(), s.topology.rank()) - sharers.begin());
+  const std::size_t begin = s.layout.blocks() * part / sharers.size(),
+                    end = s.layout.blocks() * (part + 1) / sharers.size();
+  std::vector<std::uint64_t> found(end - begin);
+  for (std::size_t b = begin; b < end;) {
+    const Piece& piece = s.layout.piece(s.layout.parameter_of(b));
+    const std::size_t n = std::min(end, piece.first_block + piece.blocks) - b;
+    s.digest(found.data() + (b - begin), s.exchange.weights(), b, n);
+    b += n;
+  }
+  for (std::size_t b = begin; b < end; ++b) {
+    if (found[b - begin] == s.digests[b]) continue;
+    const std::uint32_t p = s.layout.parameter_of(b);
+    const Piece& piece = s.layout.piece(p);
+    ReplicaFault fault;
+    fault.participant = 0;
+    fault.parameter = p;
+    fault.block = b - piece.first_block;
+    fault.element = piece.global_index(fault.block * block_elements);
+    fault.rank = static_cast<std::uint64_t>(sharers.front());
+    ++ballot.replica_faults;
+    ballot.replica = std::min(ballot.replica, fault);
+  }
 }
 
 void ShardedAdam::gather()
@@ -640,12 +819,15 @@ void ShardedAdam::confirm(Confirm& confirm)
     confirm.nonfinite += scan.nonfinite;
     const std::size_t at = i * block_elements;
     // Was it bad before? In place the old values are gone.
-    bool state_was_bad = false;
-    if (!in_place)
-      for (const DeviceArray* array : {&s.now.master, &s.now.exp_avg, &s.now.exp_avg_sq})
-        state_was_bad |=
-            s.device.scan(array->floats() + at, Precision::fp32, block_elements).nonfinite != 0;
-    if (state_was_bad) confirm.nonfinite_state += scan.nonfinite;
+    if (const float* old = in_place ? nullptr : s.bad_state(i); old != nullptr) {
+      const BlockScan bad = s.device.scan(old, Precision::fp32, block_elements);
+      confirm.nonfinite_state += scan.nonfinite;
+      Offender offender = s.offender_at(Stage::state, s.shard[i], bad.first_nonfinite,
+                                        s.topology.rank(), old, Precision::fp32);
+      offender.count = bad.nonfinite;
+      confirm.offender = std::min(confirm.offender, offender);
+      continue;
+    }
     const float* values = nullptr;
     switch (scan.array) {
       case AdamArray::unscaled_gradient:
@@ -665,14 +847,116 @@ void ShardedAdam::confirm(Confirm& confirm)
         values = out.ema.floats();
         break;
     }
-    const Stage stage = state_was_bad                                ? Stage::state
-                        : scan.array == AdamArray::unscaled_gradient ? Stage::unscale
-                                                                     : Stage::update;
-    Offender offender = s.offender_at(stage, s.shard[i], scan.first, s.topology.rank(), values + at,
-                                      Precision::fp32);
+    Offender offender = s.offender_at(s.stage_of(scan, at), s.shard[i], scan.first,
+                                      s.topology.rank(), values + at, Precision::fp32);
+    if (scan.array == AdamArray::weights) {  // finite in the master weights, and not in the model's
+      std::uint32_t stored[1] = {};
+      const Precision precision = s.layout.precision_of(s.shard[i]);
+      store_element(stored, precision, 0, std::bit_cast<float>(offender.value_bits));
+      offender.value_bits = std::bit_cast<std::uint32_t>(load_element(stored, precision, 0));
+    } else if (scan.array == AdamArray::unscaled_gradient) {  // what is held is the scaled one
+      offender.value_bits = std::bit_cast<std::uint32_t>(static_cast<float>(s.grad_factor) *
+                                                         std::bit_cast<float>(offender.value_bits));
+    }
     offender.count = scan.nonfinite;
     confirm.offender = std::min(confirm.offender, offender);
   }
+}
+
+/// The state array whose block i of the shard is nonfinite; nothing if none is.
+const float* ShardedAdam::State::bad_state(std::size_t i) const
+{
+  for (const DeviceArray* array : {&now.master, &now.exp_avg, &now.exp_avg_sq, &now.ema}) {
+    if (array->bytes() == 0) continue;
+    const float* block = array->floats() + i * block_elements;
+    if (device.scan(block, Precision::fp32, block_elements).nonfinite != 0) return block;
+  }
+  return nullptr;
+}
+
+/// Where the first bad value of the staged block at element `at` of the shard came from.
+Stage ShardedAdam::State::stage_of(const AdamScan& scan, std::size_t at) const
+{
+  if (scan.array != AdamArray::unscaled_gradient) return Stage::update;
+  const auto with = [&](double factor) {
+    return std::isfinite(static_cast<float>(factor) * summed_gradient(at + scan.first));
+  };
+  if (with(grad_factor)) return Stage::update;  // it was the weight decay
+  return with(grad_factor / clip) ? Stage::clip : Stage::unscale;
+}
+
+float ShardedAdam::State::summed_gradient(std::size_t element) const
+{
+  float value = 0;
+  device.copy(&value, sum.floats() + element, sizeof value);
+  return value;
+}
+
+OffenderDetail ShardedAdam::detail(const Offender& offender)
+{
+  const State& s = *state_;
+  OffenderDetail detail;
+  if (offender.parameter >= s.parameters.size()) return detail;
+  const std::size_t p = offender.parameter;
+  const Piece& piece = s.layout.piece(p);
+  const std::size_t local = piece.local_index(offender.element);
+  if (local == piece.elements) return detail;
+  const Precision wire = s.wire_precision(p);
+  const std::byte* const contribution = s.exchange.contribution() + s.contribution_offset(p);
+  const auto stage = static_cast<Stage>(offender.stage);
+  switch (stage) {
+    case Stage::loss:
+      break;
+    case Stage::micro_batch:
+    case Stage::accumulation:
+      detail.array = stage == Stage::accumulation ? "sum of micro-batches" : "gradient";
+      detail.count = stage == Stage::micro_batch && s.summed_locally
+                         ? offender.count
+                         : s.device.scan(contribution, wire, piece.elements).nonfinite;
+      break;
+    case Stage::exchange: {
+      detail.array = "sum over ranks";
+      detail.count = offender.count;
+      detail.contributor_known = !s.options.reduce_scatter;
+      const auto own = static_cast<double>(load_element(contribution, wire, local));
+      if (detail.contributor_known && std::isfinite(own)) detail.gradient_magnitude = std::abs(own);
+      break;
+    }
+    case Stage::unscale:
+    case Stage::clip:
+    case Stage::update:
+    case Stage::state: {
+      const auto block = static_cast<std::uint32_t>(piece.first_block + local / block_elements);
+      const auto found = std::lower_bound(s.shard.begin(), s.shard.end(), block);
+      if (found == s.shard.end() || *found != block) break;
+      const auto i = static_cast<std::size_t>(found - s.shard.begin());
+      const auto gradient =
+          static_cast<double>(s.summed_gradient(i * block_elements + local % block_elements));
+      if (std::isfinite(gradient)) detail.gradient_magnitude = std::abs(gradient);
+      for (std::size_t b = 0; b < s.blocks(); ++b)
+        if (s.layout.parameter_of(s.shard[b]) == p) detail.count += s.adam_scans[b].nonfinite;
+      if (stage != Stage::state) {
+        static constexpr const char* arrays[] = {
+            "unscaled gradient", "exp_avg", "exp_avg_sq", "master", "weights", "ema"};
+        detail.array = arrays[static_cast<std::size_t>(s.adam_scans[i].array)];
+        break;
+      }
+      detail.count = offender.count;
+      const float* const bad = s.bad_state(i);
+      detail.array = bad == s.now.master.floats() + i * block_elements       ? "master"
+                     : bad == s.now.exp_avg.floats() + i * block_elements    ? "exp_avg"
+                     : bad == s.now.exp_avg_sq.floats() + i * block_elements ? "exp_avg_sq"
+                                                                             : "ema";
+      break;
+    }
+  }
+  return detail;
+}
+
+PrecisionNames ShardedAdam::precisions(std::size_t p) const
+{
+  const std::string model(name_of(state_->parameters[p].precision));
+  return {model, model, std::string(name_of(state_->wire_precision(p))), "fp32", "fp32"};
 }
 
 void ShardedAdam::publish() noexcept
@@ -680,13 +964,14 @@ void ShardedAdam::publish() noexcept
   State& s = *state_;
   std::atomic_thread_fence(
       std::memory_order_seq_cst);  // after the confirm: the owners' stores are there
+  s.publish_digests();
   if (s.options.update == UpdateMode::in_place) return;
   std::swap(s.now, s.staged);
   s.exchange.publish();
   s.target ^= 1;
 }
 
-void ShardedAdam::discard() noexcept {}
+void ShardedAdam::discard() noexcept { state_->staged_digests_known = false; }
 
 StateView ShardedAdam::state()
 {

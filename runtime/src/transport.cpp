@@ -4,6 +4,7 @@
 // or-ed.
 #include "tutti/transport.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -97,10 +98,12 @@ class MpiTransport final : public Transport {
 
   void share(std::string& text, int root) override
   {
-    text.resize(512);  // one fixed size: no second message about the length
-    check_mpi(MPI_Bcast(text.data(), static_cast<int>(text.size()), MPI_CHAR, root, communicator_),
-              "MPI_Bcast of a failure's text");
-    text.resize(std::min(text.find('\0'), text.size()));
+    constexpr std::size_t most = std::size_t{1} << 24;
+    int length = static_cast<int>(std::min(text.size(), most));
+    check_mpi(MPI_Bcast(&length, 1, MPI_INT, root, communicator_), "MPI_Bcast of a text's length");
+    text.resize(static_cast<std::size_t>(length));
+    check_mpi(MPI_Bcast(text.data(), length, MPI_CHAR, root, communicator_),
+              "MPI_Bcast of what one rank knows of a bad verdict");
   }
 
   void close() override

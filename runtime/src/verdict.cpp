@@ -19,9 +19,9 @@ std::string_view pick(const std::array<std::string_view, N>& names, E value)
 std::string_view name_of(Reason reason)
 {
   static constexpr std::array<std::string_view, reason_count> names = {
-      "none",          "gradient",         "loss",           "update",          "control_mismatch",
-      "window_failed", "update_failed",    "partial_update", "nonfinite_state", "repeat_limit",
-      "minimum_scale", "consecutive_skips"};
+      "none",          "gradient",          "loss",           "update",          "control_mismatch",
+      "window_failed", "update_failed",     "partial_update", "nonfinite_state", "repeat_limit",
+      "minimum_scale", "consecutive_skips", "skip_rate",      "replica_mismatch"};
   return pick(names, reason);
 }
 

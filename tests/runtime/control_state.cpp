@@ -72,6 +72,8 @@ TEST_CASE("the control state comes back from its text with the same bits")
   state.samples = 1ull << 60;
   state.ema_updates = 4;
   state.skips[1] = 9;
+  state.skips[12] = 1;
+  state.skip_history = 0x8000000000000001;
   state.ledger.epoch_samples = 100;
   state.ledger.next = 60;
   state.ledger.commit({0, 20});
@@ -99,7 +101,7 @@ TEST_CASE("every field of the control state is in its digest")
     return p;
   }();
   const ControlState base = initial_state(policy, 100);
-  std::vector<ControlState> changed(14, base);
+  std::vector<ControlState> changed(16, base);
   changed[0].step = 1;
   changed[1].attempt = 1;
   changed[2].loss_scale = 2;
@@ -114,5 +116,7 @@ TEST_CASE("every field of the control state is in its digest")
   changed[11].offenders = {{0, 1}};
   changed[12].clocks[0].beta2_product = 0.5;
   changed[13].pending_save = 1;
+  changed[14].skip_history = 1;
+  changed[15].skips[13] = 1;
   for (const ControlState& state : changed) REQUIRE(state.digest() != base.digest());
 }

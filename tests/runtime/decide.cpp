@@ -286,3 +286,51 @@ TEST_CASE("schedules: warm-up, then constant, linear or cosine, by committed ste
   REQUIRE(std::abs(schedule.factor(9) - 0.55) < 1e-15);
   REQUIRE(schedule.factor(6) > 0.9);
 }
+
+TEST_CASE("more skips among the last attempts than allowed halt, once so many were made")
+{
+  Policy policy = base_policy();
+  policy.scaling.enabled = true;
+  policy.max_consecutive_skips = 0;
+  policy.max_skip_rate = 0.25;
+  policy.skip_window = 8;
+  ControlState state = initial_state(policy, 0);
+  const std::vector<std::uint8_t> has = {1, 1};
+  Ballot bad = good_ballot();
+  bad.nonfinite = 1;
+  const auto attempt = [&](const Ballot& ballot) {
+    const Verdict verdict = decide(ballot, policy, state, window);
+    state = fold(state, verdict, policy, window, has);
+    return verdict;
+  };
+  for (int i = 0; i < 7; ++i) CHECK(attempt(bad).kind == VerdictKind::skip);  // too few to judge
+  CHECK(state.skip_history == 0x7f);
+  CHECK(state.skip_rate(8) == 1);
+  const ControlState before = state;
+  CHECK(attempt(bad).reason == Reason::skip_rate);
+  CHECK(state == before);
+  for (int i = 0; i < 7; ++i) CHECK(attempt(good_ballot()).kind == VerdictKind::commit);
+  CHECK(attempt(bad).kind == VerdictKind::skip);  // 1 of 8
+  CHECK(attempt(bad).kind == VerdictKind::skip);  // 2 of 8: as much as is allowed
+  CHECK(attempt(bad).reason == Reason::skip_rate);
+  CHECK(state.skip_rate(8) == 0.25);
+  CHECK(state.skip_rate(64) == static_cast<double>(9) / 16);
+}
+
+TEST_CASE("a wrong replica halts before what was computed with it counts")
+{
+  const Policy policy = base_policy();
+  const ControlState state = initial_state(policy, 0);
+  Ballot ballot = good_ballot();
+  ballot.replica = {1, 2, 0, 3, 2};
+  ballot.replica_faults = 1;
+  ballot.nonfinite = ballot.nonfinite_state = 5;
+  ballot.failure = failure_on(0);
+  const Verdict verdict = decide(ballot, policy, state, window);
+  CHECK(verdict.kind == VerdictKind::halt);
+  CHECK(verdict.reason == Reason::replica_mismatch);
+  CHECK(verdict.rank == 2);
+  ballot.agreed[2] = Agreement(8, 1);
+  ballot.agreed[2].merge(Agreement(7, 0));
+  CHECK(decide(ballot, policy, state, window).reason == Reason::control_mismatch);
+}

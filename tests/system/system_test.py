@@ -539,146 +539,6 @@ def resume(t):
     t.check_refusal(t.train(2, "--resume", broken, base=[]), 1, ["broken.h5"], "half a checkpoint")
 
 
-def stop(t):
-    fast = ["--precision", "fp16", "--init-scale", "32768", "--warmup", "5"]
-    endless = [*fast, "--steps", "100000000"]
-
-    def folder_of(what):
-        return t.scratch / f"checkpoints-{what.replace(' ', '-')}"
-
-    def check_stopped(result, what, said, code=75):
-        """Saved at one boundary of all ranks, and the resumed run ends as one without the stop."""
-        t.check(result.code == code, f"{what}: exit code {code}", result)
-        t.check_one_outcome(result, what)
-        t.check(said in result.err, f"{what}: says '{said}'", result)
-        if result.code != code:
-            return
-        t.check(result.summary["verdict"] == "stop", f"{what}: verdict stop", result)
-        step = result.summary["steps"]
-        files = sorted(folder_of(what).glob("step-*.h5"))
-        t.check(files and int(files[-1].stem[5:]) == step, f"{what}: saved at {step}", result)
-        more = ["--checkpoint-dir", folder_of(what), "--resume", "auto", "--steps", step + 4]
-        resumed = t.train_ok(4, *more, base=[])
-        straight = t.train_ok(4, *fast, "--steps", step + 4)
-        t.check(resumed.digest == straight.digest, f"{what}: resumed, equal bits", resumed)
-        t.check(
-            result.logs[0] + resumed.logs[0] == straight.logs[0],
-            f"{what}: the two logs are that of the run without a stop",
-            resumed,
-        )
-
-    def run(what, *words, environment=None):
-        more = ["--checkpoint-dir", folder_of(what), "--resume", "auto", *words]
-        return Background(t, 4, *endless, *more, environment=environment)
-
-    # A signal, to any rank or to all; more of them while it saves and ends change nothing.
-    for what, number, ranks, said in (
-        ("SIGTERM to rank 2", signal.SIGTERM, [2], "(rank 2: SIGTERM)"),
-        ("SIGUSR1 to rank 0", signal.SIGUSR1, [0], "(SIGUSR1)"),
-    ):
-        running = run(what)
-        running.wait_for_attempts(5)
-        running.signal(number, *ranks)
-        check_stopped(running.end(), what, said)
-    what = "a storm of signals"
-    running = run(what, "--requeue-exit", "85")
-    running.wait_for_attempts(5)
-    result = running.end(storm=(signal.SIGUSR1, signal.SIGTERM))
-    check_stopped(result, what, "stop requested", code=85)
-
-    what = "saves in the background"
-    running = run(what, "--checkpoint-async", "on", "--checkpoint-every", "2")
-    running.wait_for_attempts(5)
-    running.signal(signal.SIGUSR1, 3)
-    check_stopped(running.end(), what, "(rank 3: SIGUSR1)")
-
-    # The stop file, and the time of the job.
-    what = "a stop file"
-    running = run(what, "--stop-file", t.scratch / "please-stop")
-    running.wait_for_attempts(5)
-    t.check(running.process.poll() is None, f"{what}: runs as long as there is none")
-    (t.scratch / "please-stop").write_text("")
-    check_stopped(running.end(), what, "please-stop is there")
-    what = "walltime"
-    start = time.monotonic()
-    result = run(what, "--walltime", "3").end()
-    t.check(time.monotonic() - start < LIMIT / 2, f"{what}: in time", result)
-    check_stopped(result, what, " s left)")
-    what = "the end of a Slurm job"
-    environment = {"SLURM_JOB_END_TIME": str(int(time.time()) + 4)}
-    check_stopped(run(what, environment=environment).end(), what, " s left)")
-    environment = {"SLURM_JOB_END_TIME": str(int(time.time()) - 4)}
-    t.train_ok(
-        2, *fast, "--steps", "5", "--checkpoint-dir", folder_of("past"), environment=environment
-    )
-
-    # In an attempt that is skipped: the step stands, what was learned from the skip is saved.
-    skips = ["--fault", "nonfinite:attempt=1,rank=1", "--fault", "nonfinite:attempt=2,rank=0"]
-    straight = t.train_ok(4, *fast, *skips, "--steps", "3")
-    more = ["--checkpoint-dir", folder_of("skip"), "--resume", "auto", "--steps", "3", *skips]
-    there = ["--stop-file", t.scratch / "please-stop"]
-    for number in (1, 2):
-        result = t.train(4, *fast, *more, *there)
-        t.check(
-            result.code == 75
-            and result.summary["steps"] == 0
-            and result.summary["attempts"] == number,
-            f"stopped in skipped attempt {number}",
-            result,
-        )
-    result = t.train_ok(4, *more)
-    t.check(result.digest == straight.digest, "stopped in skipped attempts: equal bits", result)
-    for key in ("attempts", "loss_scale", "skips", "samples_committed"):
-        t.check(result.summary[key] == straight.summary[key], f"equal {key}", result)
-
-    # Asked in the last attempt: the run is done. A halt stays a halt.
-    result = t.train_ok(2, *fast, "--checkpoint-dir", folder_of("last"), *there, "--steps", "1")
-    t.check(result.summary["verdict"] == "ok", "the last step is the end", result)
-    words = ["--checkpoint-dir", folder_of("halt"), *there, "--steps", "5"]
-    result = t.train(2, *fast, *words, "--fault", "throw:attempt=1,rank=1,phase=window")
-    t.check(result.code == 3 and result.summary["verdict"] == "halt", "a halt wins", result)
-
-    # The save fails: an error, not a request to be run again.
-    for error in ("stop", "continue"):
-        what = f"no folder, {error}"
-        running = run(what, "--on-checkpoint-error", error)
-        running.wait_for_attempts(5)
-        folder_of(what).rmdir()
-        folder_of(what).write_text("in the way")
-        running.signal(signal.SIGTERM, 1)
-        result = running.end()
-        t.check(result.code == 1 and "checkpoints-no-folder" in result.err, what, result)
-
-    # Without a checkpoint folder a signal is what it always was.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        running = Background(t, 2, *endless)
-        running.wait_for_attempts(3)
-        running.signal(number, 1)
-        result = running.end()
-        t.check(
-            result.code == 128 + number and result.summary is None,
-            f"dies by signal {number}",
-            result,
-        )
-
-    # --resume auto with --init-from: the weights are for the first start alone.
-    words = ["--checkpoint-dir", folder_of("begun"), "--resume", "auto", "--init-from"]
-    words.append(next(folder_of("a stop file").glob("step-*.h5")))
-    for steps, said in (("2", "began with the weights of"), ("4", "000002.h5 at step 2")):
-        result = t.train_ok(2, *fast, *words, "--steps", steps)
-        t.check(said in result.err, f"auto and init-from to step {steps}: {said}", result)
-
-    # --resume auto: damaged files are no reason to start anew.
-    folder = folder_of("damaged")
-    folder.mkdir()
-    whole = next(folder_of("a stop file").glob("step-*.h5")).read_bytes()
-    for step in (7, 8):
-        (folder / f"step-{step:012d}.h5").write_bytes(whole[: len(whole) // 2])
-    words = ["--checkpoint-dir", folder, "--resume", "auto", "--steps", "3"]
-    said = ["step-000000000007.h5", "step-000000000008.h5"]
-    t.check_refusal(t.train(2, *fast, *words), 2, said, "auto, all files damaged")
-
-
 def saves(t):
     """When a run saves, at once or in the background, what stays, and what a failed save does."""
 
@@ -988,6 +848,146 @@ def checkpoint_tools(t):
     empty = t.scratch / "empty"
     empty.mkdir()
     tool(0, ["no checkpoints in"], "ls", empty)
+
+
+def stop(t):
+    fast = ["--precision", "fp16", "--init-scale", "32768", "--warmup", "5"]
+    endless = [*fast, "--steps", "100000000"]
+
+    def folder_of(what):
+        return t.scratch / f"checkpoints-{what.replace(' ', '-')}"
+
+    def check_stopped(result, what, said, code=75):
+        """Saved at one boundary of all ranks, and the resumed run ends as one without the stop."""
+        t.check(result.code == code, f"{what}: exit code {code}", result)
+        t.check_one_outcome(result, what)
+        t.check(said in result.err, f"{what}: says '{said}'", result)
+        if result.code != code:
+            return
+        t.check(result.summary["verdict"] == "stop", f"{what}: verdict stop", result)
+        step = result.summary["steps"]
+        files = sorted(folder_of(what).glob("step-*.h5"))
+        t.check(files and int(files[-1].stem[5:]) == step, f"{what}: saved at {step}", result)
+        more = ["--checkpoint-dir", folder_of(what), "--resume", "auto", "--steps", step + 4]
+        resumed = t.train_ok(4, *more, base=[])
+        straight = t.train_ok(4, *fast, "--steps", step + 4)
+        t.check(resumed.digest == straight.digest, f"{what}: resumed, equal bits", resumed)
+        t.check(
+            result.logs[0] + resumed.logs[0] == straight.logs[0],
+            f"{what}: the two logs are that of the run without a stop",
+            resumed,
+        )
+
+    def run(what, *words, environment=None):
+        more = ["--checkpoint-dir", folder_of(what), "--resume", "auto", *words]
+        return Background(t, 4, *endless, *more, environment=environment)
+
+    # A signal, to any rank or to all; more of them while it saves and ends change nothing.
+    for what, number, ranks, said in (
+        ("SIGTERM to rank 2", signal.SIGTERM, [2], "(rank 2: SIGTERM)"),
+        ("SIGUSR1 to rank 0", signal.SIGUSR1, [0], "(SIGUSR1)"),
+    ):
+        running = run(what)
+        running.wait_for_attempts(5)
+        running.signal(number, *ranks)
+        check_stopped(running.end(), what, said)
+    what = "a storm of signals"
+    running = run(what, "--requeue-exit", "85")
+    running.wait_for_attempts(5)
+    result = running.end(storm=(signal.SIGUSR1, signal.SIGTERM))
+    check_stopped(result, what, "stop requested", code=85)
+
+    what = "saves in the background"
+    running = run(what, "--checkpoint-async", "on", "--checkpoint-every", "2")
+    running.wait_for_attempts(5)
+    running.signal(signal.SIGUSR1, 3)
+    check_stopped(running.end(), what, "(rank 3: SIGUSR1)")
+
+    # The stop file, and the time of the job.
+    what = "a stop file"
+    running = run(what, "--stop-file", t.scratch / "please-stop")
+    running.wait_for_attempts(5)
+    t.check(running.process.poll() is None, f"{what}: runs as long as there is none")
+    (t.scratch / "please-stop").write_text("")
+    check_stopped(running.end(), what, "please-stop is there")
+    what = "walltime"
+    start = time.monotonic()
+    result = run(what, "--walltime", "3").end()
+    t.check(time.monotonic() - start < LIMIT / 2, f"{what}: in time", result)
+    check_stopped(result, what, " s left)")
+    what = "the end of a Slurm job"
+    environment = {"SLURM_JOB_END_TIME": str(int(time.time()) + 4)}
+    check_stopped(run(what, environment=environment).end(), what, " s left)")
+    environment = {"SLURM_JOB_END_TIME": str(int(time.time()) - 4)}
+    t.train_ok(
+        2, *fast, "--steps", "5", "--checkpoint-dir", folder_of("past"), environment=environment
+    )
+
+    # In an attempt that is skipped: the step stands, what was learned from the skip is saved.
+    skips = ["--fault", "nonfinite:attempt=1,rank=1", "--fault", "nonfinite:attempt=2,rank=0"]
+    straight = t.train_ok(4, *fast, *skips, "--steps", "3")
+    more = ["--checkpoint-dir", folder_of("skip"), "--resume", "auto", "--steps", "3", *skips]
+    there = ["--stop-file", t.scratch / "please-stop"]
+    for number in (1, 2):
+        result = t.train(4, *fast, *more, *there)
+        t.check(
+            result.code == 75
+            and result.summary["steps"] == 0
+            and result.summary["attempts"] == number,
+            f"stopped in skipped attempt {number}",
+            result,
+        )
+    result = t.train_ok(4, *more)
+    t.check(result.digest == straight.digest, "stopped in skipped attempts: equal bits", result)
+    for key in ("attempts", "loss_scale", "skips", "samples_committed"):
+        t.check(result.summary[key] == straight.summary[key], f"equal {key}", result)
+
+    # Asked in the last attempt: the run is done. A halt stays a halt.
+    result = t.train_ok(2, *fast, "--checkpoint-dir", folder_of("last"), *there, "--steps", "1")
+    t.check(result.summary["verdict"] == "ok", "the last step is the end", result)
+    words = ["--checkpoint-dir", folder_of("halt"), *there, "--steps", "5"]
+    result = t.train(2, *fast, *words, "--fault", "throw:attempt=1,rank=1,phase=window")
+    t.check(result.code == 3 and result.summary["verdict"] == "halt", "a halt wins", result)
+
+    # The save fails: an error, not a request to be run again.
+    for error in ("stop", "continue"):
+        what = f"no folder, {error}"
+        running = run(what, "--on-checkpoint-error", error)
+        running.wait_for_attempts(5)
+        folder_of(what).rmdir()
+        folder_of(what).write_text("in the way")
+        running.signal(signal.SIGTERM, 1)
+        result = running.end()
+        t.check(result.code == 1 and "checkpoints-no-folder" in result.err, what, result)
+
+    # Without a checkpoint folder a signal is what it always was.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        running = Background(t, 2, *endless)
+        running.wait_for_attempts(3)
+        running.signal(number, 1)
+        result = running.end()
+        t.check(
+            result.code == 128 + number and result.summary is None,
+            f"dies by signal {number}",
+            result,
+        )
+
+    # --resume auto with --init-from: the weights are for the first start alone.
+    words = ["--checkpoint-dir", folder_of("begun"), "--resume", "auto", "--init-from"]
+    words.append(next(folder_of("a stop file").glob("step-*.h5")))
+    for steps, said in (("2", "began with the weights of"), ("4", "000002.h5 at step 2")):
+        result = t.train_ok(2, *fast, *words, "--steps", steps)
+        t.check(said in result.err, f"auto and init-from to step {steps}: {said}", result)
+
+    # --resume auto: damaged files are no reason to start anew.
+    folder = folder_of("damaged")
+    folder.mkdir()
+    whole = next(folder_of("a stop file").glob("step-*.h5")).read_bytes()
+    for step in (7, 8):
+        (folder / f"step-{step:012d}.h5").write_bytes(whole[: len(whole) // 2])
+    words = ["--checkpoint-dir", folder, "--resume", "auto", "--steps", "3"]
+    said = ["step-000000000007.h5", "step-000000000008.h5"]
+    t.check_refusal(t.train(2, *fast, *words), 2, said, "auto, all files damaged")
 
 
 def skip_lines(result):

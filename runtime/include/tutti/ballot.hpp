@@ -48,6 +48,7 @@ struct Ballot {
   std::uint64_t nonfinite_state = 0;   ///< sum: owned state elements found nonfinite
   std::uint64_t nonfinite_losses = 0;  ///< sum: ranks whose own loss was nonfinite
   std::uint64_t stop_requests = 0;     ///< sum
+  std::uint64_t replica_faults = 0;    ///< sum: blocks of copies of the weights that are wrong
   std::uint64_t saves_pending = 0;     ///< sum: ranks whose background save is not on disk yet
   Failure save_failure;                ///< min: of a background save; says nothing about the update
   std::uint64_t largest_finite =
@@ -55,6 +56,7 @@ struct Ballot {
   ExactSum sum_of_squares;  ///< of the summed, still scaled gradients
   ExactSum loss;            ///< sum over samples (model-parallel rank 0 votes)
   Offender offender;        ///< min
+  ReplicaFault replica;     ///< min
   Failure failure;          ///< min
   void merge(const Ballot& other);
   bool operator==(const Ballot&) const = default;

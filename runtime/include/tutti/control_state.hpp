@@ -38,11 +38,14 @@ struct ControlState {
   std::uint64_t samples = 0;  ///< committed samples: the schedule's position in samples
   std::uint64_t ema_updates = 0;
   std::array<std::uint64_t, reason_count> skips{};  ///< skipped attempts by Reason
+  std::uint64_t skip_history = 0;  ///< the last 64 attempts, the newest in bit 0; 1: skipped
   SampleLedger ledger;
   std::vector<RepeatOffender> offenders;  ///< ascending begin
   std::vector<ParameterClock> clocks;     ///< all participants' parameters, in order
   std::uint64_t pending_save = 0;         ///< id of a background save in flight; 0: none
 
+  /// Of the last `window` (at most 64) attempts, as many as there were, the share that was skipped.
+  double skip_rate(std::uint64_t window) const;
   std::uint64_t digest() const;
   bool operator==(const ControlState&) const = default;
 };

@@ -13,9 +13,11 @@
 #include "tutti/decide.hpp"
 #include "tutti/error.hpp"
 #include "tutti/fault_plan.hpp"
+#include "tutti/incident.hpp"
 #include "tutti/participant.hpp"
 #include "tutti/topology.hpp"
 #include "tutti/transport.hpp"
+#include "tutti/watchdog.hpp"
 
 namespace tutti {
 
@@ -42,7 +44,10 @@ struct Outcome {
   /// forgotten.
   SaveState save = SaveState::none;
   Failure save_failure;
-  std::string message;  ///< one sentence for people; empty on Commit
+  double skip_rate = 0;  ///< share of the last Policy::skip_window attempts, this one included
+  std::string message;   ///< one sentence for people; empty on Commit
+  /// Where it broke, with all that is known; nothing on Commit.
+  std::shared_ptr<const Incident> incident;
   bool committed() const { return verdict.kind == VerdictKind::commit; }
 };
 
@@ -86,6 +91,11 @@ class Window {
   std::uint32_t micro_batches_ = 1, next_micro_ = 0;
   double loss_scale_ = 1;
   double loss_sum_ = 0;
+  struct MicroLoss {
+    double sum = 0;
+    std::uint64_t samples = 0;
+  };
+  std::vector<MicroLoss> micro_losses_;
   bool nonfinite_loss_ = false;
   std::uint64_t samples_ = 0;
   Failure failure_;
@@ -117,6 +127,12 @@ struct CoordinatorOptions {
   std::uint64_t epoch_samples = 0;
   std::uint64_t configuration_hash = 0;  ///< of the caller's own keys that must agree
   FaultPlan faults{};
+  /// Where each attempt that is not committed leaves a JSON file; empty: nowhere. A file that
+  /// cannot be written stops nothing: Incident::write_error says why, on all ranks.
+  std::string incident_dir{};
+  std::uint64_t incident_limit = 1000;  ///< at most so many files of this run
+  EvidenceSource evidence{};
+  Watchdog* watchdog = nullptr;  ///< is told where this rank is; must outlive the coordinator
 };
 
 /// Times of the phases of the last step on this rank, seconds.
@@ -156,6 +172,15 @@ class Coordinator {
   /// The save that is in flight is waited for or given up outside of a step, by all ranks.
   void forget_save();
 
+  /// Not collective; all ranks call it alike: the parameters of step `step` can be had from `path`.
+  /// Incidents name it.
+  void note_checkpoint(std::string path, std::uint64_t step);
+
+  const std::string& noted_checkpoint() const { return checkpoint_; }
+  /// Not collective: a sign of life from a long phase of the caller's own, for the watchdog.
+  void progress();
+  Watchdog* watchdog() const { return options_.watchdog; }
+
   const PhaseTimes& times() const { return times_; }
   /// Collective: frees the transport.
   void close();
@@ -167,6 +192,9 @@ class Coordinator {
   void take_micro_batch(Window& window);
   std::vector<const Fault*> firing(FaultKind kind) const;
   void reach(Phase phase) const;
+  void enter(Phase phase, std::uint32_t micro = ~0u) const noexcept;
+  void wait() const noexcept;
+  bool digests_due(std::uint64_t step) const;
   /// Runs local work; an exception becomes `failure` and `text` unless there is one already.
   template <class Work>
   void guarded(Phase phase, Failure& failure, std::string& text, Work&& work);
@@ -179,6 +207,8 @@ class Coordinator {
   std::vector<std::uint8_t> has_gradient_;
   std::uint64_t agreed_configuration_ = 0, agreed_plan_ = 0;  ///< what the ballots carry of them
   std::function<SaveReport()> save_report_;
+  std::string checkpoint_;
+  std::uint64_t checkpoint_step_ = 0, incidents_ = 0;
   bool window_open_ = false, halted_ = false, broken_ = false;
   PhaseTimes times_;
 };

@@ -30,6 +30,11 @@ ControlState fold(const ControlState& state, const Verdict& verdict, const Polic
 /// The state that a run starts with.
 ControlState initial_state(const Policy& policy, std::uint64_t epoch_samples);
 
+/// How often this window was bad if `verdict` is for it, where that counts towards the repeat
+/// limit; else 0.
+std::uint64_t repeats(const ControlState& state, const Verdict& verdict, const Policy& policy,
+                      Interval window);
+
 /// Norm of the unscaled mean gradient: sqrt(sum of squares) x B / (N x scale), one rounding each.
 double gradient_norm(const Ballot& ballot, double loss_scale, std::uint64_t nominal,
                      std::uint64_t samples);

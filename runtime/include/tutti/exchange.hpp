@@ -88,6 +88,9 @@ class Exchange {
   /// ranks of one slot and domain. Valid until the next `publish`d step's stage phase.
   const std::byte* weights() const;
   std::byte* staged_weights() const;
+  /// World ranks that read the same copy of the weights as this one, ascending; it lies in the
+  /// memory of the first.
+  const std::vector<int>& sharers() const;
   /// Where the owner's update kernel writes block i of its shard: weights (in place) or staged
   /// weights.
   std::vector<void*> weight_targets(bool in_place) const;

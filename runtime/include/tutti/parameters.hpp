@@ -70,6 +70,14 @@ struct Piece {
   {
     return global_begin + (i / inner) * global_stride + i % inner;
   }
+  /// The other way round; `elements` if the slab does not hold it.
+  std::size_t local_index(std::size_t global) const
+  {
+    if (global < global_begin || elements == 0) return elements;
+    const std::size_t row = (global - global_begin) / global_stride;
+    const std::size_t column = (global - global_begin) % global_stride;
+    return column < inner && row * inner + column < elements ? row * inner + column : elements;
+  }
 };
 
 /// The blocks of one model-parallel slot: its pieces one after the other in parameter order.

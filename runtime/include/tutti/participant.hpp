@@ -20,6 +20,8 @@
 namespace tutti {
 
 class Device;
+struct OffenderDetail;
+struct PrecisionNames;
 
 /// One fp32 array of optimizer state over the owned blocks of a shard (padding is zero).
 struct StateArray {
@@ -39,8 +41,10 @@ struct StateView {
 /// What a committed attempt applies.
 struct Update {
   double grad_factor = 1;           ///< unscale x clip x B / N
+  double clip = 1;                  ///< of grad_factor, what clips
   double learning_rate_factor = 1;  ///< of the schedule
   UpdateMode mode = UpdateMode::staged;
+  bool digests = false;                    ///< the digests of the new weights will be gathered
   std::span<const ParameterClock> clocks;  ///< before this update, this participant's parameters
   std::span<const std::uint8_t> has_gradient;  ///< per parameter: some rank has one
 };
@@ -72,10 +76,15 @@ class Participant {
   /// Local: adds nonfinite count, first offender, sum of squares, largest magnitude, and sets
   /// has_gradient[p] for parameters that this rank has gradients of.
   virtual void inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient) = 0;
+  /// Local, after inspect() where a check of replicas is due: compares the copies of the weights
+  /// that this rank answers for with what their owners wrote; sets replica and replica_faults.
+  virtual void inspect_replicas(Ballot& /*ballot*/) {}
   /// Local: computes the update beside the state (or over it, when in place).
   virtual void stage(const Update& update) = 0;
   /// Collective: new weights reach their users.
   virtual void gather() = 0;
+  /// Collective, after gather() where Update::digests was set: their digests too.
+  virtual void gather_digests() {}
   /// Local: what staging saw.
   virtual void confirm(Confirm& confirm) = 0;
   /// Local: the staged update becomes the state. Allocates nothing, cannot fail.
@@ -87,6 +96,12 @@ class Participant {
   virtual StateView state() = 0;
   /// Collective: the arrays were overwritten (restore); derive everything else from them.
   virtual void restored() = 0;
+
+  /// Local, after a bad verdict and before the next window, on the rank that `offender` names: what
+  /// only this rank can say of it. May throw.
+  virtual OffenderDetail detail(const Offender& offender);
+  /// Of one parameter, for incidents.
+  virtual PrecisionNames precisions(std::size_t parameter) const;
 
   /// For the fault plan: overwrite one element of the current micro-batch's gradient, or flip a bit
   /// of a published weight; `parameter` is a name or "*", `element` wraps around. Return false when

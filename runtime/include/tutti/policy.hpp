@@ -32,7 +32,13 @@ struct Policy {
   double max_norm = 0;  ///< of the unscaled mean gradient over all participants; 0: no clipping
   std::uint64_t max_consecutive_skips = 50;  ///< 0: no limit
   std::uint64_t repeat_limit = 3;            ///< 0: no limit
-  std::uint64_t participants = 1;            ///< agreed: ranks x optimizers
+  /// Halt when more than this share of the last `skip_window` attempts was skipped (fp16 runs go on
+  /// after an overflow; this bounds how often). Looked at once so many were made. 0: no limit.
+  double max_skip_rate = 0;
+  std::uint64_t skip_window = 64;  ///< 1 to 64
+  /// Committed updates between two checks of the weights' copies against their owners'; 0: none.
+  std::uint64_t digest_every = 0;
+  std::uint64_t participants = 1;  ///< agreed: ranks x optimizers
   bool ema = false;
 
   /// beta1, beta2 of each parameter of each participant: what the clocks advance by.

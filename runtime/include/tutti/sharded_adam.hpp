@@ -77,13 +77,17 @@ class ShardedAdam : public Participant {
   void close() override;
   void exchange() override;
   void inspect(Ballot& ballot, std::span<std::uint8_t> has_gradient) override;
+  void inspect_replicas(Ballot& ballot) override;
   void stage(const Update& update) override;
   void gather() override;
+  void gather_digests() override;
   void confirm(Confirm& confirm) override;
   void publish() noexcept override;
   void discard() noexcept override;
   StateView state() override;
   void restored() override;
+  OffenderDetail detail(const Offender& offender) override;
+  PrecisionNames precisions(std::size_t parameter) const override;
   bool inject_gradient(const std::string& parameter, std::uint64_t element, float value) override;
   bool inject_overflow() override;
   bool inject_bitflip(const std::string& parameter, std::uint64_t element, unsigned bit) override;

@@ -22,7 +22,7 @@ class Transport {
   /// The summed ballot, and has_gradient[p] = some rank has it.
   virtual void combine(Ballot& ballot, std::span<std::uint8_t> has_gradient) = 0;
   virtual void combine(Confirm& confirm) = 0;
-  /// `text` of `root` on all ranks; only after a verdict that all ranks know.
+  /// `text` of `root` on all ranks, whole; only after a verdict that all ranks know.
   virtual void share(std::string& text, int root) = 0;
   virtual void close() {}
 };

@@ -10,8 +10,8 @@ namespace tutti {
 
 enum class VerdictKind : std::uint8_t { commit, skip, halt };
 
-/// Why an attempt was not committed. The first three are reasons to skip, the others to halt;
-/// halting reasons are in the order of their precedence.
+/// Why an attempt was not committed. The first three are reasons to skip, the others to halt. Which
+/// of several wins is in decide.cpp; the numbers stand in checkpoints, so new ones go to the end.
 enum class Reason : std::uint8_t {
   none,
   gradient,          ///< skip: a nonfinite gradient
@@ -26,8 +26,10 @@ enum class Reason : std::uint8_t {
   repeat_limit,      ///< the same samples were bad repeat_limit times
   minimum_scale,     ///< overflow at the minimum loss scale
   consecutive_skips,  ///< max_consecutive_skips reached
+  skip_rate,          ///< more of the last attempts were skipped than max_skip_rate allows
+  replica_mismatch,   ///< a copy of the weights is not what their owner wrote
 };
-inline constexpr std::size_t reason_count = 12;
+inline constexpr std::size_t reason_count = 14;
 std::string_view name_of(Reason reason);
 
 /// Where in the way of a gradient a value first went nonfinite; earlier stages win.
@@ -90,6 +92,18 @@ struct Offender {
   std::uint64_t count = 0;        ///< nonfinite elements that this rank reports
   bool exists() const { return stage != ~0u; }
   auto operator<=>(const Offender&) const = default;
+};
+
+/// The first block of a copy of the weights that is not what its owner wrote, in the order of the
+/// members.
+struct ReplicaFault {
+  std::uint32_t participant = ~0u;  ///< ~0u: there is none
+  std::uint32_t parameter = 0;
+  std::uint64_t element = 0;  ///< global index of the block's first element
+  std::uint64_t block = 0;    ///< of the parameter's piece on that rank
+  std::uint64_t rank = 0;     ///< world rank in whose memory the copy lies
+  bool exists() const { return participant != ~0u; }
+  auto operator<=>(const ReplicaFault&) const = default;
 };
 
 /// The first failure, in the order of its members.
