@@ -11,9 +11,9 @@
 
 namespace tutti::apps {
 
-/// Exit codes of the command: 2 usage or configuration, 3 halted by policy, 75 saved and to be run
-/// again (another one with --requeue-exit).
-enum class ExitCode : int { ok = 0, error = 1, usage = 2, halted = 3, stopped = 75 };
+/// Exit codes of the command: 2 usage or configuration, 3 halted by policy, 4 a rank hung, 75 saved
+/// and to be run again (another one with --requeue-exit).
+enum class ExitCode : int { ok = 0, error = 1, usage = 2, halted = 3, hung = 4, stopped = 75 };
 
 /// The exit code that an exception stands for.
 ExitCode exit_code_of(const std::exception& error);

@@ -6,12 +6,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "tutti/checkpoint_file.hpp"
 #include "tutti/error.hpp"
@@ -148,10 +149,11 @@ Answer verify(const CheckpointRequest& request, MPI_Comm world)
 /// Where one array of one parameter differs.
 class ArrayDifference {
  public:
-  void take(std::uint64_t first, const std::vector<float>& a, const std::vector<float>& b)
+  template <class T>
+  void take(std::uint64_t first, std::span<const T> a, std::span<const T> b)
   {
     for (std::size_t i = 0; i < a.size(); ++i) {
-      if (std::bit_cast<std::uint32_t>(a[i]) == std::bit_cast<std::uint32_t>(b[i])) continue;
+      if (std::memcmp(&a[i], &b[i], sizeof(T)) == 0) continue;
       const std::uint64_t at = first + i;
       ++elements_;
       const double distance = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
@@ -168,6 +170,26 @@ class ArrayDifference {
       if (++ranges_ <= most_shown) shown_.emplace_back(at, end_);
     }
   }
+  /// Elements of `type` as they lie in memory.
+  void take(ElementType type, std::span<const std::byte> a, std::span<const std::byte> b)
+  {
+    switch (type) {
+      case ElementType::uint8:
+        return take_as<std::uint8_t>(a, b);
+      case ElementType::int32:
+        return take_as<std::int32_t>(a, b);
+      case ElementType::uint32:
+        return take_as<std::uint32_t>(a, b);
+      case ElementType::int64:
+        return take_as<std::int64_t>(a, b);
+      case ElementType::uint64:
+        return take_as<std::uint64_t>(a, b);
+      case ElementType::float32:
+        return take_as<float>(a, b);
+      case ElementType::float64:
+        return take_as<double>(a, b);
+    }
+  }
   bool any() const { return elements_ > 0; }
   std::string text() const
   {
@@ -179,6 +201,15 @@ class ArrayDifference {
   }
 
  private:
+  template <class T>
+  void take_as(std::span<const std::byte> a, std::span<const std::byte> b)
+  {
+    const auto view = [](std::span<const std::byte> bytes) {
+      return std::span(reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T));
+    };
+    take(0, view(a), view(b));
+  }
+
   static constexpr std::size_t most_shown = 4;
   std::uint64_t elements_ = 0, ranges_ = 0, end_ = 0, largest_at_ = 0;
   double largest_ = 0;
@@ -203,6 +234,7 @@ class Difference {
     for (const auto& other : b_.optimizers())
       if (find(a_, other.name) == nullptr)
         line("optimizer '{}' is only in {}", other.name, b_.path().string());
+    compare_own();
     if (text_.empty()) return {"equal\n", true};
     return {text_, false};
   }
@@ -267,6 +299,30 @@ class Difference {
         line("{}/{} is only in {}", one.name, other.parameters[q].name, b_.path().string());
   }
 
+  void compare_own()
+  {
+    const auto find_own = [](const CheckpointFile& file, const std::string& name) {
+      const auto& own = file.own();
+      return std::find_if(own.begin(), own.end(), [&](const auto& o) { return o.name == name; });
+    };
+    for (const auto& one : a_.own()) {
+      const auto other = find_own(b_, one.name);
+      if (other == b_.own().end()) {
+        line("own '{}' is only in {}", one.name, a_.path().string());
+      } else if (one.type != other->type || one.shape != other->shape) {
+        line("own '{}' is {} [{}] and {} [{}]", one.name, name_of(one.type),
+             fmt::join(one.shape, ", "), name_of(other->type), fmt::join(other->shape, ", "));
+      } else {
+        ArrayDifference difference;
+        difference.take(one.type, a_.read_own(one.name), b_.read_own(one.name));
+        if (difference.any()) line("own '{}': {}", one.name, difference.text());
+      }
+    }
+    for (const auto& other : b_.own())
+      if (find_own(a_, other.name) == a_.own().end())
+        line("own '{}' is only in {}", other.name, b_.path().string());
+  }
+
   void compare_parameter(const std::string& optimizer, const ParameterSpec& one,
                          const ParameterSpec& other, const std::vector<std::string>& arrays)
   {
@@ -287,7 +343,7 @@ class Difference {
         b_values_.resize(a_values_.size());
         a_.read(optimizer, one.name, array, first, a_values_);
         b_.read(optimizer, one.name, array, first, b_values_);
-        difference.take(first, a_values_, b_values_);
+        difference.take<float>(first, a_values_, b_values_);
       }
       if (difference.any()) line("{}/{} {}: {}", optimizer, one.name, array, difference.text());
     }
@@ -320,6 +376,12 @@ json json_of(const CheckpointFile& file)
                           {"blocks", optimizer.blocks},
                           {"parameters", parameters}});
   }
+  json own = json::array();
+  for (const auto& array : file.own())
+    own.push_back({{"name", array.name},
+                   {"type", std::string(name_of(array.type))},
+                   {"shape", array.shape},
+                   {"dataset", array.dataset}});
   return {{"file", file.path().string()},
           {"format_version", file.format_version()},
           {"step", file.step()},
@@ -331,6 +393,7 @@ json json_of(const CheckpointFile& file)
           {"verified", file.is_marked_verified()},
           {"pinned", file.is_pinned()},
           {"optimizers", optimizers},
+          {"own", own},
           {"control_state", json::parse(file.control_state())},
           {"configuration", json::parse(file.configuration())},
           {"certificate", json::parse(file.certificate())}};
@@ -378,6 +441,9 @@ Answer show(const CheckpointRequest& request)
     text += fmt::format("optimizer {}: {} ({} blocks each)\n{}", optimizer.name,
                         fmt::join(optimizer.arrays, ", "), optimizer.blocks,
                         parameter_table(optimizer));
+  for (const auto& own : file.own())
+    text +=
+        fmt::format("own {}: {} [{}]\n", own.name, name_of(own.type), fmt::join(own.shape, ", "));
   text += fmt::format(
       "control state: loss scale {:g}, {} good updates since it moved, {} skips in a row\n",
       control.loss_scale, control.growth_tracker, control.consecutive_skips);

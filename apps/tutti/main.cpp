@@ -15,6 +15,7 @@
 #include "bench_checkpoint.hpp"
 #include "bench_step.hpp"
 #include "checkpoint_command.hpp"
+#include "incident_command.hpp"
 #include "info.hpp"
 #include "train.hpp"
 #include "tutti/error.hpp"
@@ -116,6 +117,24 @@ CLI::App* add_checkpoint(CLI::App& app, CheckpointRequest& request)
   return command;
 }
 
+/// `tutti incident` and its actions, which fill `request`.
+CLI::App* add_incident(CLI::App& app, IncidentRequest& request)
+{
+  CLI::App* command = app.add_subcommand("incident", "look at attempts that were not committed");
+  command->require_subcommand(0, 1);
+  command->allow_extras();
+  const auto action = [&](const char* name, const char* help, const char* argument) {
+    CLI::App* added = command->add_subcommand(name, help);
+    added->add_option(argument, request.path)->required();
+    added->parse_complete_callback([&request, name] { request.action = name; });
+    return added;
+  };
+  action("ls", "the incidents of a folder, the oldest first", "DIR");
+  action("show", "one incident; of a folder the newest", "FILE")
+      ->add_flag("--json", request.json, "as JSON");
+  return command;
+}
+
 /// What was typed is none of `names`.
 [[noreturn]] void refuse_word(const std::vector<std::string>& words, const std::string& parent,
                               const std::vector<std::string>& names)
@@ -210,6 +229,9 @@ int main(int argc, char** argv)
   CheckpointRequest request;
   CLI::App* look_command = add_checkpoint(app, request);
 
+  IncidentRequest incident_request;
+  CLI::App* incident_command = add_incident(app, incident_request);
+
   const bool speaks = launched_rank().value_or(0) == 0;
   std::optional<std::string> problem;
   std::string versions;
@@ -242,10 +264,13 @@ int main(int argc, char** argv)
           throw ConfigError(
               "checkpoint reshard is not needed (a restore takes any number of ranks and any "
               "model-parallel degree); start the job as you want it, with --resume");
+      } else if (incident_command->parsed()) {
+        if (incident_request.action.empty())
+          refuse_word(incident_command->remaining(), "tutti incident", {"ls", "show"});
       } else if (bench_command->parsed()) {
         refuse_word(bench_command->remaining(), "tutti bench", {"step", "checkpoint"});
       } else {
-        refuse_word(app.remaining(), "tutti", {"train", "info", "bench", "checkpoint"});
+        refuse_word(app.remaining(), "tutti", {"train", "info", "bench", "checkpoint", "incident"});
       }
     }
   } catch (const ConfigError& error) {
@@ -262,6 +287,13 @@ int main(int argc, char** argv)
   }
   if (look_command->parsed() && !launched_rank())
     return run_alone([&] { return checkpoint_command(request, MPI_COMM_NULL); });
+  if (incident_command->parsed() && !problem) {
+    if (!speaks) return 0;
+    return run_alone([&] {
+      std::fputs(incident_text(incident_request).c_str(), stdout);
+      return ExitCode::ok;
+    });
+  }
   return run_on_all_ranks(problem, [&] {
     if (look_command->parsed()) return checkpoint_command(request, MPI_COMM_WORLD);
     if (train_command->parsed()) return train(train_table, train_config);

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "run_log.hpp"
+
 namespace tutti::apps {
 
 using std::chrono::duration;
@@ -55,10 +57,11 @@ void Reporter::attempt(const Outcome& outcome, double next_scale, std::uint64_t 
     samples_ += outcome.samples;
   }
   if (!outcome.committed())
-    say("warning", outcome.loss_scale == next_scale
-                       ? outcome.message
-                       : fmt::format("{}; loss scale {} -> {}", outcome.message, outcome.loss_scale,
-                                     next_scale));
+    say("warning",
+        (outcome.loss_scale == next_scale ? outcome.message
+                                          : fmt::format("{}; loss scale {} -> {}", outcome.message,
+                                                        outcome.loss_scale, next_scale)) +
+            incident_note(outcome));
   const bool last = outcome.step >= steps_;
   if (terminal_ ? !last && now - last_ < std::chrono::milliseconds(100)
                 : outcome.attempt % every_ != 0 && !last)

@@ -45,6 +45,7 @@ nlohmann::json to_json(const Outcome& o, double learning_rate,
       {"clip", o.clip},
       {"lr", learning_rate * o.learning_rate_factor},
       {"nonfinite", o.nonfinite},
+      {"skip_rate", o.skip_rate},
   };
   if (o.offender.exists()) {
     const Offender& f = o.offender;
@@ -68,7 +69,18 @@ nlohmann::json to_json(const Outcome& o, double learning_rate,
                        {"rank", o.failure.rank},
                        {"code", o.failure.code}};
   if (!o.message.empty()) line["message"] = o.message;
+  if (o.incident && !o.incident->file.empty()) line["incident"] = o.incident->file;
+  if (o.incident && !o.incident->write_error.empty())
+    line["incident_error"] = o.incident->write_error;
   return line;
+}
+
+std::string incident_note(const Outcome& o)
+{
+  if (!o.incident) return {};
+  if (!o.incident->write_error.empty())
+    return fmt::format("; the incident is not written whole ({})", o.incident->write_error);
+  return o.incident->file.empty() ? "" : fmt::format("; incident {}", o.incident->file);
 }
 
 RunLog::RunLog(const std::string& path, int rank, bool append) : path_(path)

@@ -17,9 +17,12 @@ const char* name_of_kind(VerdictKind kind);
 /// One attempt: step (committed updates after it), attempt, verdict, reason, window (sample
 /// positions), samples, loss (mean over all samples of the window; null when a rank's own was
 /// nonfinite), ranks_with_nonfinite_loss, scale, grad_norm (null when not finite), clip, lr,
-/// nonfinite, and offender or failure where there is one.
+/// nonfinite, skip_rate, and offender, failure, message and incident (its file) where there is one.
 nlohmann::json to_json(const Outcome& outcome, double learning_rate,
                        const std::vector<Participant*>& participants);
+
+/// "; incident FILE", why there is none, or nothing.
+std::string incident_note(const Outcome& outcome);
 
 /// Writes lines to a file; a path with {rank} gives every rank a file of its own, else rank 0
 /// writes.

@@ -35,7 +35,11 @@ Saver::Saver(const TrainConfig& config, std::string configuration, const Topolog
            .io = config.checkpoint_io == "skeleton" ? CheckpointIo::skeleton : CheckpointIo::mpiio,
            .keep = config.checkpoint_keep,
            .reached = [this, &faults, rank = topology.rank()](Phase phase) {
+             Watchdog* const watchdog = coordinator_.watchdog();
+             if (watchdog != nullptr) watchdog->enter(phase, boundary_step_, boundary_attempt_);
              faults.reach(phase, rank, boundary_step_, boundary_attempt_);
+             // The rest of a phase is spent in collectives.
+             if (watchdog != nullptr) watchdog->wait();
            }})
 {
   if (enabled() && background_ && !CheckpointWriter::has_threads()) {
@@ -73,9 +77,11 @@ void Saver::guarded(const std::function<void()>& work)
 {
   try {
     work();
+    if (coordinator_.watchdog() != nullptr) coordinator_.watchdog()->leave();
   } catch (const MpiError&) {
     throw;
   } catch (const IoError& error) {
+    if (coordinator_.watchdog() != nullptr) coordinator_.watchdog()->leave();
     if (!go_on_) throw Refusal(ExitCode::error, error.what());
     reporter_.warn(fmt::format("step {} is not saved: {}", boundary_step_, error.what()));
   } catch (const Error& error) {
@@ -83,8 +89,9 @@ void Saver::guarded(const std::function<void()>& work)
   }
 }
 
-void Saver::note_saved()
+void Saver::note_saved(const std::string& path)
 {
+  coordinator_.note_checkpoint(path, boundary_step_);
   saved_attempt_ = boundary_attempt_;
   stop_.saved(duration<double>(steady_clock::now() - last_begin_).count());
 }
@@ -104,8 +111,9 @@ void Saver::save(bool background)
       return;
     }
     const std::filesystem::path path = writer_.save(coordinator_.boundary());
-    note_saved();
-    reporter_.note(fmt::format("step {}: checkpoint {}", boundary_step_, path.string()));
+    note_saved(path.string());
+    reporter_.note(fmt::format("step {}: checkpoint {} ({:.3f} s)", boundary_step_, path.string(),
+                               duration<double>(steady_clock::now() - last_begin_).count()));
   });
 }
 
@@ -113,7 +121,7 @@ void Saver::end_background_save(const std::function<std::filesystem::path()>& en
 {
   guarded([&] {
     const std::filesystem::path path = end();
-    note_saved();
+    note_saved(path.string());
     reporter_.note(fmt::format("step {}: checkpoint {}{}", boundary_step_, path.string(), begun_));
   });
 }

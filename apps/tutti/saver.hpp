@@ -37,7 +37,7 @@ class Saver {
  private:
   bool is_due();
   void save(bool background);
-  void note_saved();
+  void note_saved(const std::string& path);
   void end_background_save(const std::function<std::filesystem::path()>& end);
   void guarded(const std::function<void()>& work);
   bool enabled() const { return !config_.checkpoint_dir.empty(); }

@@ -28,6 +28,7 @@
 #include "tutti/checkpoint_restore.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
+#include "watch.hpp"
 
 namespace tutti::apps {
 namespace {
@@ -93,6 +94,8 @@ class Trainer {
   void after_commit();
   void say_why_stopped();
   double evaluate();
+  Evidence evidence(Interval positions) const;
+  std::string halt_text() const;
   void summarize();
 
   OptionTable& table_;
@@ -103,6 +106,7 @@ class Trainer {
 
   FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
+  std::unique_ptr<Watch> watch_;
   ImageData data_;
   std::unique_ptr<SampleOrder> order_;
   std::unique_ptr<Device> device_;
@@ -188,6 +192,18 @@ void Trainer::build()
   coordinator.epoch_samples = data_.train.count;
   coordinator.configuration_hash = configuration_hash(table_);
   coordinator.faults = faults_;
+  coordinator.incident_dir = !config_.incident_dir.empty() ? config_.incident_dir
+                             : !config_.checkpoint_dir.empty()
+                                 ? config_.checkpoint_dir + "/incidents"
+                                 : std::string();
+  coordinator.evidence = [this](Interval positions) { return evidence(positions); };
+  if (config_.watchdog > 0 && topology_->size() > 1) {
+    watch_ = std::make_unique<Watch>(*topology_, config_.watchdog);
+    if (watch_->watchdog().running())
+      coordinator.watchdog = &watch_->watchdog();
+    else
+      reporter_->note(watch_->watchdog().description());
+  }
   collectively(world_, [&] {
     coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
                                                  coordinator);
@@ -231,6 +247,7 @@ void Trainer::restore()
   if (resumes) {
     coordinator_->resume(restored.control);
     saver_->resumed();
+    coordinator_->note_checkpoint(checkpoint_.path, restored.step);
     reporter_->note(fmt::format("resumed from {} at step {}", checkpoint_.path, restored.step));
   } else {
     reporter_->note(
@@ -391,6 +408,25 @@ void Trainer::after_commit()
   }
 }
 
+/// The samples of a micro-batch for an incident: what an attempt needs to be made again, together
+/// with the checkpoint.
+Evidence Trainer::evidence(Interval positions) const
+{
+  Evidence evidence;
+  const std::size_t pixels = data_.train.pixels_per_image();
+  NamedArray inputs{"inputs", "|u1", {positions.size(), pixels}, {}};
+  NamedArray labels{"labels", "|u1", {positions.size()}, {}};
+  for (std::uint64_t p = positions.begin; p < positions.end; ++p) {
+    const std::uint32_t id = order_->id(p);
+    evidence.sample_ids.push_back(id);
+    const auto* image = reinterpret_cast<const std::byte*>(data_.train.image(id));
+    inputs.bytes.insert(inputs.bytes.end(), image, image + pixels);
+    labels.bytes.push_back(static_cast<std::byte>(data_.train.labels[id]));
+  }
+  evidence.arrays = {std::move(inputs), std::move(labels)};
+  return evidence;
+}
+
 /// The share of test images that are classified right, cut among the data-parallel ranks; an
 /// integer sum.
 double Trainer::evaluate()
@@ -409,6 +445,7 @@ double Trainer::evaluate()
       batch_.labels.push_back(data_.test.labels[at]);
     }
     correct += mlp_->count_correct(batch_);
+    coordinator_->progress();
   }
   if (topology_->model_rank() != 0)
     correct = 0;  // the model-parallel peers counted the same images
@@ -500,13 +537,40 @@ void Trainer::summarize()
       final_loss_, control.loss_scale, wall, rate, digest);
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
-  if (halted_)
-    reporter_->warn(
-        fmt::format("{}; see the log, then resume from the last checkpoint", halted_->message));
+  if (halted_) reporter_->warn(halt_text());
+}
+
+/// The last word: where the run stands, what was recorded, and what to do next.
+std::string Trainer::halt_text() const
+{
+  const std::string& checkpoint = coordinator_->noted_checkpoint();
+  std::string advice;
+  switch (halted_->verdict.reason) {
+    case Reason::minimum_scale:
+    case Reason::consecutive_skips:
+    case Reason::skip_rate:
+      advice = "look at loss scale, learning rate and data, then ";
+      break;
+    case Reason::repeat_limit:
+      advice = "look at these samples, or --samples drop, then ";
+      break;
+    case Reason::replica_mismatch:
+    case Reason::nonfinite_state:
+      advice = "check the memory of that node, then ";
+      break;
+    default:
+      break;
+  }
+  advice += checkpoint.empty() ? "start anew (no checkpoint was made; see --checkpoint-dir)"
+                               : fmt::format("resume with --resume {}", checkpoint);
+  return fmt::format("{}; last committed step {}; newest checkpoint {}{}; {}", halted_->message,
+                     coordinator_->control().step, checkpoint.empty() ? "none" : checkpoint,
+                     incident_note(*halted_), advice);
 }
 
 void Trainer::close()
 {
+  watch_.reset();
   coordinator_->close();
   adam_->close_buffers();
   topology_->close();

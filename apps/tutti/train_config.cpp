@@ -114,6 +114,12 @@ void declare(OptionTable& table, TrainConfig& c)
         "halt at so many in a row; 0: no limit");
   whole("repeat-limit", c.repeat_limit, Role::run, 0,
         "halt when the same samples break an update so often; 0: no limit");
+  real("max-skip-rate", c.max_skip_rate, Role::run, 0,
+       "halt when more of the last --skip-window attempts were skipped; 0: no limit", 1);
+  whole("skip-window", c.skip_window, Role::run, 1, "attempts that the skip rate is taken over",
+        64);
+  whole("digest-every", c.digest_every, Role::run, 0,
+        "committed updates between checks of the weights' copies; 0: none");
   choice("samples", c.samples, Role::run, {"replay", "drop"},
          "what becomes of a skipped window's samples");
   choice("update", c.update, Role::run, {"staged", "in_place"},
@@ -141,7 +147,7 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("checkpoint-io", c.checkpoint_io, Role::launch, {"mpiio", "skeleton"},
          "by parallel HDF5, or by pwrite at the places that it gives; the same bytes");
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
-         "when a checkpoint cannot be written");
+         "when a checkpoint cannot be written; that of the last step fails the run in any case");
   text("resume", "latest|auto|FILE", c.resume, Role::launch,
        "go on from a checkpoint; auto: from the latest, or a new run if there is none");
   choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
@@ -163,6 +169,10 @@ void declare(OptionTable& table, TrainConfig& c)
         "attempts between lines in a batch log");
   text("log", "FILE.jsonl", c.log, Role::launch,
        "one JSON object an attempt; with {rank} in its name every rank writes one");
+  text("incident-dir", "DIR", c.incident_dir, Role::launch,
+       "where each attempt that is not committed leaves a JSON file; else in checkpoint-dir");
+  real("watchdog", c.watchdog, Role::launch, 0,
+       "seconds that others wait for a rank that stands still before the job ends; 0: no watchdog");
   text("summary", "FILE.json", c.summary, Role::local, "the run's result as JSON");
   choice("log-format", c.log_format, Role::local, {"text", "json"},
          "of what is said on standard error");
@@ -305,6 +315,9 @@ Policy make_policy(const TrainConfig& c)
   policy.max_norm = c.max_norm;
   policy.max_consecutive_skips = c.max_consecutive_skips;
   policy.repeat_limit = c.repeat_limit;
+  policy.max_skip_rate = c.max_skip_rate;
+  policy.skip_window = c.skip_window;
+  policy.digest_every = c.digest_every;
   policy.ema = c.ema > 0;
   policy.schedule.kind = c.schedule == "linear"   ? ScheduleKind::linear
                          : c.schedule == "cosine" ? ScheduleKind::cosine

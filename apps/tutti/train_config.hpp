@@ -37,6 +37,8 @@ struct TrainConfig {
   double init_scale = 2097152, growth = 2, backoff = 0.5, min_scale = 0, max_scale = 0;
   std::uint64_t growth_interval = 2000, hysteresis = 1, max_consecutive_skips = 50,
                 repeat_limit = 3;
+  double max_skip_rate = 0;
+  std::uint64_t skip_window = 64, digest_every = 0;
   std::string samples = "replay";
   // Checkpoints.
   std::string checkpoint_dir, resume, verify = "full", init_from, init_only;
@@ -50,6 +52,8 @@ struct TrainConfig {
   // What is said.
   std::uint64_t eval_every = 0, progress_every = 100;
   std::string log, summary, log_format = "text", config;
+  std::string incident_dir;
+  double watchdog = 300;
   // Drills.
   std::vector<std::string> fault;
 };

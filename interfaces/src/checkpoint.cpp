@@ -15,7 +15,7 @@ tutti_status tutti_checkpoint_save(tutti_run run, const char* directory, const c
 {
   return guarded([&] {
     tutti_run_s& r = given(run, "the run");
-    const Coordinator& coordinator = r.started("tutti_checkpoint_save");
+    Coordinator& coordinator = r.started("tutti_checkpoint_save");
     std::optional<CommittedBoundary> boundary;
     std::string path;
     detail::on_all_ranks(r.topology->topology.world(), [&] {
@@ -27,6 +27,7 @@ tutti_status tutti_checkpoint_save(tutti_run run, const char* directory, const c
     options.configuration = r.configuration;
     options.keep = r.checkpoint_keep;
     r.file = save_checkpoint(*boundary, path, options).string();
+    coordinator.note_checkpoint(r.file, coordinator.control().step);  // for incidents
     if (file != nullptr) *file = r.file.c_str();
   });
 }
@@ -66,6 +67,7 @@ tutti_status tutti_checkpoint_restore(tutti_run run, const char* file)
     const std::vector<Participant*> participants = r.participants();
     const RestoredControl restored = restore_checkpoint(path, topology, participants, options);
     coordinator.resume(restored.control);
+    coordinator.note_checkpoint(path, restored.step);
     r.outcome = {};
     detail::on_all_ranks(topology.world(), [&] { r.write_bound_weights(); });
   });

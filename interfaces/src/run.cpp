@@ -90,7 +90,7 @@ tutti_status tutti_run_set_number(tutti_run run, const char* setting, double val
     std::uint64_t micro_batches = o.micro_batches;
     Setting s(text(setting, "the setting's name"), "a run");
     s.whole("window_samples", value, o.window_samples, 1);
-    s.whole("micro_batches", value, micro_batches, 1);
+    s.whole("micro_batches", value, micro_batches, 1, 1 << 30);
     s.whole("epoch_samples", value, o.epoch_samples);
     s.real("max_norm", value, p.max_norm);
     s.flag("loss_scaling", value, p.scaling.enabled);
@@ -103,14 +103,14 @@ tutti_status tutti_run_set_number(tutti_run run, const char* setting, double val
     s.real("max_scale", value, p.scaling.maximum);
     s.whole("max_consecutive_skips", value, p.max_consecutive_skips);
     s.whole("repeat_limit", value, p.repeat_limit);
+    s.real("max_skip_rate", value, p.max_skip_rate, 0, 1);
+    s.whole("skip_window", value, p.skip_window, 1, 64);
+    s.whole("digest_every", value, p.digest_every);
     s.whole("warmup", value, p.schedule.warmup);
     s.whole("schedule_steps", value, p.schedule.horizon);
     s.real("final_factor", value, p.schedule.final_factor, 0, 1);
     s.whole("checkpoint_keep", value, r.checkpoint_keep);
     s.finish();
-    if (micro_batches > 1u << 30)
-      throw ConfigError(fmt::format(
-          "micro_batches = {} is refused (more than 2^30); use fewer of them", micro_batches));
     o.micro_batches = static_cast<std::uint32_t>(micro_batches);
   });
 }
@@ -127,6 +127,7 @@ tutti_status tutti_run_set_text(tutti_run run, const char* setting, const char* 
     s.choice("update", word, p.update, {"staged", "in_place"});
     s.choice("schedule", word, p.schedule.kind, {"constant", "linear", "cosine"});
     if (s.is("configuration")) r.configuration = word;
+    if (s.is("incident_dir")) r.options.incident_dir = word;
     if (s.is("fault")) r.faults.push_back(parse_fault(word));
     s.finish();
   });
@@ -395,7 +396,8 @@ int64_t known(std::uint32_t index) { return index == ~0u ? -1 : static_cast<int6
 std::int32_t rank_of(const Outcome& outcome)
 {
   if (outcome.failure.exists()) return static_cast<std::int32_t>(outcome.failure.rank);
-  if (outcome.verdict.reason == Reason::control_mismatch)
+  if (outcome.verdict.reason == Reason::control_mismatch ||
+      outcome.verdict.reason == Reason::replica_mismatch)
     return static_cast<std::int32_t>(outcome.verdict.rank);
   return outcome.offender.exists() ? static_cast<std::int32_t>(outcome.offender.rank) : -1;
 }

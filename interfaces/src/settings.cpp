@@ -24,12 +24,12 @@ void Setting::refuse(const std::string& value, const std::string& range) const
       fmt::format("{} = {} is refused (not {}); give a value in range", name_, value, range));
 }
 
-void Setting::whole(std::string_view name, double value, std::uint64_t& target, double minimum)
+void Setting::whole(std::string_view name, double value, std::uint64_t& target, double minimum,
+                    double maximum)
 {
   if (!is(name)) return;
-  constexpr double most = 9007199254740992;  // 2^53: every whole number up to it is a double
-  if (!(value >= minimum && value <= most) || value != std::floor(value))
-    refuse(fmt::format("{}", value), fmt::format("a whole number of at least {}", minimum));
+  if (!(value >= minimum && value <= maximum) || value != std::floor(value))
+    refuse(fmt::format("{}", value), fmt::format("a whole number from {} to {}", minimum, maximum));
   target = static_cast<std::uint64_t>(value);
 }
 

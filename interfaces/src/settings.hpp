@@ -17,8 +17,9 @@ class Setting {
   Setting(std::string name, std::string of) : name_(std::move(name)), of_(std::move(of)) {}
 
   bool is(std::string_view name);
-  /// A whole number of at least `minimum`.
-  void whole(std::string_view name, double value, std::uint64_t& target, double minimum = 0);
+  /// A whole number; the greatest is 2^53, up to which every one is a double.
+  void whole(std::string_view name, double value, std::uint64_t& target, double minimum = 0,
+             double maximum = 9007199254740992);
   void real(std::string_view name, double value, double& target, double minimum = 0,
             double maximum = std::numeric_limits<double>::max());
   void flag(std::string_view name, double value, bool& target);

@@ -25,7 +25,8 @@ using tutti::Reason;
 static_assert(TUTTI_REASON_UPDATE == static_cast<int>(Reason::update));
 static_assert(TUTTI_REASON_NONFINITE_STATE == static_cast<int>(Reason::nonfinite_state));
 static_assert(TUTTI_REASON_CONSECUTIVE_SKIPS == static_cast<int>(Reason::consecutive_skips));
-static_assert(TUTTI_REASON_CONSECUTIVE_SKIPS + 1 == tutti::reason_count);
+static_assert(TUTTI_REASON_REPLICA_MISMATCH == static_cast<int>(Reason::replica_mismatch));
+static_assert(TUTTI_REASON_REPLICA_MISMATCH + 1 == tutti::reason_count);
 static_assert(TUTTI_STAGE_LOSS == static_cast<int>(tutti::Stage::loss));
 static_assert(TUTTI_STAGE_STATE == static_cast<int>(tutti::Stage::state));
 
@@ -83,7 +84,7 @@ const char* tutti_verdict_name(tutti_verdict verdict)
 
 const char* tutti_reason_name(tutti_reason reason)
 {
-  if (reason < 0 || reason > TUTTI_REASON_CONSECUTIVE_SKIPS) return "unknown";
+  if (reason < 0 || reason > TUTTI_REASON_REPLICA_MISMATCH) return "unknown";
   return tutti::name_of(static_cast<tutti::Reason>(reason)).data();  // of literals
 }
 

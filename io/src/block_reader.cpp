@@ -147,4 +147,30 @@ void Cut::take(const std::byte* buffer, void* target) const
   }
 }
 
+void read_own_part(BlockReader& reader, const OwnArrayEntry& entry, std::size_t array,
+                   const ArrayPart& wanted, void* data)
+{
+  const std::size_t width = bytes_of(entry.type);
+  Cut cut;
+  const auto flush = [&] {
+    if (cut.pending() == 0) return;
+    reader.read_own(array, cut.blocks());
+    cut.take(reader.buffer(), data);
+    cut.clear();
+  };
+  for (const SavedPart& saved : entry.parts) {
+    const auto take = [&](std::size_t from, std::size_t to, std::size_t count) {
+      constexpr std::size_t most = blocks_at_a_time * block_bytes;
+      for (std::size_t done = 0; done < count * width;) {
+        const std::size_t bytes = std::min(count * width - done, most);
+        cut.add(saved.first_block * block_bytes + from * width + done, to * width + done, bytes);
+        if (cut.pending() >= blocks_at_a_time) flush();
+        done += bytes;
+      }
+    };
+    for_each_run(saved.part, wanted, take);
+  }
+  flush();
+}
+
 }  // namespace tutti::detail

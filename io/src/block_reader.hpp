@@ -70,4 +70,8 @@ class Cut {
   std::vector<std::size_t> blocks_;
 };
 
+/// `wanted` of own array `array`, row-major, into `data`, a few blocks at a time.
+void read_own_part(BlockReader& reader, const OwnArrayEntry& entry, std::size_t array,
+                   const ArrayPart& wanted, void* data);
+
 }  // namespace tutti::detail

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "block_reader.hpp"
 #include "contents.hpp"
@@ -249,6 +250,30 @@ void CheckpointFile::read(std::string_view optimizer, std::string_view parameter
     }
     at = end;
   }
+}
+
+std::vector<std::byte> CheckpointFile::read_own(std::string_view name) const
+{
+  const Manifest& manifest = impl_->contents.manifest;
+  for (const OwnScalarEntry& scalar : manifest.own_scalars) {
+    if (scalar.name != name) continue;
+    std::vector<std::byte> value(bytes_of(scalar.type));
+    std::memcpy(value.data(), &scalar.bits, value.size());
+    return value;
+  }
+  const std::size_t i = index_of(
+      manifest.own_arrays, [](const OwnArrayEntry& e) { return std::string_view(e.name); }, name,
+      "own array or scalar", path());
+  const OwnArrayEntry& entry = manifest.own_arrays[i];
+  const ArrayPart all{std::vector<std::size_t>(entry.shape.size()), entry.shape};
+  std::vector<std::byte> values(all.elements() * bytes_of(entry.type));
+  BlockReader reader(impl_->file, impl_->contents, Verify::full);
+  try {
+    read_own_part(reader, entry, i, all, values.data());
+  } catch (const CheckpointError& damage) {
+    throw DamagedCheckpoint(damage.what());
+  }
+  return values;
 }
 
 std::uint64_t CheckpointFile::blocks() const { return blocks_in(impl_->contents); }

@@ -48,7 +48,7 @@ class CheckpointWriter::Implementation {
       save.judge();
       save.create();
       save.write();
-      return save.publish();
+      return save.publish(removal_, false);
     });
   }
 
@@ -85,7 +85,7 @@ class CheckpointWriter::Implementation {
     const std::unique_ptr<Save> save = std::move(save_);
     return or_discard(*save, [&] {
       on_all_ranks(topology_.world(), [&] { write_->join(); });
-      return save->publish();
+      return save->publish(removal_, has_threads());
     });
   }
 
@@ -98,7 +98,13 @@ class CheckpointWriter::Implementation {
     int all_ended = ended ? 1 : 0;
     check_mpi(MPI_Allreduce(MPI_IN_PLACE, &all_ended, 1, MPI_INT, MPI_MIN, topology_.world()),
               "MPI_Allreduce of the save's end");
-    if (all_ended == 1) return finish();
+    if (all_ended == 1) {
+      const fs::path path = finish();
+      on_rank_zero(topology_.world(), [&] {
+        if (removal_.valid()) removal_.get();
+      });
+      return path;
+    }
 
     const std::unique_ptr<Save> save = std::move(save_);
     save->payload()->give_up();
@@ -146,6 +152,7 @@ class CheckpointWriter::Implementation {
   std::unique_ptr<Save> save_;  ///< in flight
   std::unique_ptr<BackgroundWrite> write_;
   std::shared_ptr<Payload> before_;  ///< its memory serves the next snapshot
+  std::future<void> removal_;        ///< rank 0: of older checkpoints, after a background save
   std::uint64_t id_ = 0;
 };
 

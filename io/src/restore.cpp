@@ -363,27 +363,7 @@ void Restore::fill_own(BlockReader& reader)
   const Manifest& manifest = contents_->manifest;
   for (std::size_t i = 0; i < manifest.own_arrays.size(); ++i) {
     const OwnArrays::Array& wanted = options_.own->arrays()[i];
-    const std::size_t width = bytes_of(wanted.type);
-    const auto flush = [&] {
-      if (cut_.pending() == 0) return;
-      reader.read_own(i, cut_.blocks());
-      cut_.take(reader.buffer(), wanted.data);
-      cut_.clear();
-    };
-    cut_.clear();
-    for (const SavedPart& saved : manifest.own_arrays[i].parts) {
-      const auto take = [&](std::size_t from, std::size_t to, std::size_t count) {
-        constexpr std::size_t most = blocks_at_a_time * block_bytes;
-        for (std::size_t done = 0; done < count * width;) {
-          const std::size_t bytes = std::min(count * width - done, most);
-          cut_.add(saved.first_block * block_bytes + from * width + done, to * width + done, bytes);
-          if (cut_.pending() >= blocks_at_a_time) flush();
-          done += bytes;
-        }
-      };
-      for_each_run(saved.part, wanted.part, take);
-    }
-    flush();
+    read_own_part(reader, manifest.own_arrays[i], i, wanted.part, wanted.data);
   }
   for (std::size_t i = 0; i < manifest.own_scalars.size(); ++i) {
     const OwnArrays::Scalar& wanted = options_.own->scalars()[i];

@@ -406,14 +406,14 @@ void Save::write_own_array(hid_t file, const OwnArrayEntry& array, const OwnSour
 
 // --- publication ---------------------------------------------------------------------------------
 
-fs::path Save::publish()
+fs::path Save::publish(std::future<void>& removal, bool later)
 {
   gather_hashes();
   on_rank_zero(world_, [&] { complete(); });
   on_all_ranks(world_, [&] { payload_->file.close(); });
   on_rank_zero(world_, [&] { give_name(); });
   on_rank_zero(world_, [&] { turn_pointer(); });
-  on_rank_zero(world_, [&] { retain(); });
+  on_rank_zero(world_, [&] { retain(removal, later); });
   return final_;
 }
 
@@ -539,12 +539,17 @@ void Save::turn_pointer()
 }
 
 /// Last of all, since removing a large file takes its time.
-void Save::retain()
+void Save::retain(std::future<void>& removal, bool later)
 {
   hidden_.reset();  // no hidden file is left
   afterwards("older ones were not removed", [&] {
     payload_->reach(Phase::save_retain);
-    remove_checkpoints(expendable_checkpoints(directory_, final_, options_.keep));
+    if (removal.valid()) removal.get();
+    auto expendable = expendable_checkpoints(directory_, final_, options_.keep);
+    if (later && !expendable.empty())
+      removal = std::async(std::launch::async, remove_checkpoints, std::move(expendable));
+    else
+      remove_checkpoints(expendable);
   });
 }
 

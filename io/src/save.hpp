@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,8 +35,9 @@ class Save {
   void create();
   /// Writes the blocks and makes them durable.
   void write();
-  /// Completes the file, gives it its name, turns the pointer and removes what need not stay.
-  std::filesystem::path publish();
+  /// Completes the file, gives it its name, turns the pointer and removes what need not stay: now,
+  /// or (`later`) on a thread of rank 0 that ends with `removal`. Waits for an earlier one.
+  std::filesystem::path publish(std::future<void>& removal, bool later);
   /// Local: the temporary file goes, if it is still there.
   void discard() noexcept;
 
@@ -57,7 +59,7 @@ class Save {
   void complete();
   void give_name();
   void turn_pointer();
-  void retain();
+  void retain(std::future<void>& removal, bool later);
   template <class Work>
   void afterwards(const char* what_failed, const Work& work) const;
   [[noreturn]] void fail(const Hdf5Failure& failure) const;

@@ -105,7 +105,7 @@ Fault parse_fault(const std::string& text)
                                  [&](const KindSpec& candidate) { return candidate.name == kind; });
   if (spec == kinds().end())
     refuse(text, fmt::format("kind '{}' is not known", kind),
-           "use nonfinite, loss, scale, update, bitflip or throw");
+           "use nonfinite, loss, scale, update, bitflip, throw, die or stall");
   if (colon == std::string_view::npos) refuse(text, "it has no keys", "write kind:key=value,...");
 
   Fault fault;

@@ -573,6 +573,16 @@ TEST_CASE("only the newest checkpoints stay, and those that are pinned or proven
   // A run that went back: what was just saved stays, though later steps are there.
   CHECK(save(12, 2) == Steps{"11", "12", "17", "18", "19"});
   CHECK(save(13, 1) == Steps{"11", "13", "17", "18"});
+
+  // In the background, too.
+  job.fill(20);
+  CheckpointOptions options;
+  options.keep = 1;
+  CheckpointWriter writer(job.topology, directory.path(), options);
+  writer.start(job.coordinator.boundary());
+  CHECK(writer.drain(std::chrono::seconds(60)) == file(20));
+  CHECK(!fs::exists(file(13)));
+  CHECK(fs::exists(file(17)));
   job.close();
 }
 

@@ -30,6 +30,7 @@ class Result:
 
     def __init__(self, code, out, err, folder, ranks):
         self.code, self.out, self.err = code, out, err
+        self.folder = folder
         summary = folder / "summary.json"
         self.summary = json.loads(summary.read_text()) if summary.exists() else None
         self.logs = []
@@ -632,6 +633,12 @@ def saves(t):
         t.check(result.digest == plain.digest, "a failed save changes nothing", result)
         t.check("step 3 is not saved: rank 2: planned" in result.err, "it is said", result)
         t.check(3 not in steps(folder) and 12 in steps(folder), f"{names(folder)}", result)
+
+    folder = t.scratch / "last"
+    words = ["--checkpoint-dir", folder, "--on-checkpoint-error", "continue"]
+    result = t.train(4, *words, "--fault", "throw:step=12,rank=1,phase=save_sync", base=base)
+    t.check(result.code == 1, "a last step that is not saved is an error", result)
+    t.check(result.digest == plain.digest, "after a whole run", result)
 
     # A limit on file sizes is an error with its reason, and not a signal.
     limited = t.scratch / "limited"
@@ -1394,6 +1401,227 @@ def bench(t):
     t.check_refusal(
         t.command(["bench", "step", "--elements", "0"], 2), 2, ["elements"], "no elements"
     )
+
+
+def incidents(t):
+    def of(result, number=0):
+        paths = [line["incident"] for line in result.log if "incident" in line]
+        return json.loads((result.folder / paths[number]).read_text())
+
+    base = ["--precision", "fp32", "--steps", "4", "--incident-dir", "incidents"]
+    result = t.train_ok(
+        2,
+        *base,
+        "--micro-batches",
+        "3",
+        "--fault",
+        "nonfinite:attempt=2,rank=1,micro=2,param=output.weight,element=5,value=-inf",
+    )
+    found = of(result)
+    expected = {
+        "attempt": 2,
+        "step": 1,
+        "verdict": "skip",
+        "reason": "gradient",
+        "stage": "micro_batch",
+        "optimizer": "adam",
+        "parameter": "output.weight",
+        "element": 5,
+        "value": "-inf",
+        "count": 1,
+        "micro": 2,
+        "rank": 1,
+        "before_synchronization": True,
+        "window": [32, 64],
+        "positions": [58, 64],
+    }
+    for key, value in expected.items():
+        t.check(found[key] == value, f"incident: {key} is {found[key]}, not {value}", result)
+    t.check(
+        len(found["micro_losses"]) == 3 and all(0 < loss < 10 for loss in found["micro_losses"]),
+        "incident: the loss of each micro-batch",
+        result,
+    )
+    t.check(f"; incident {found['file']}" in result.err, "one log line names the file", result)
+    folder = result.folder / "incidents"
+    raw = (folder / "incident-000000000002.labels.npy").read_bytes()
+    with gzip.open(t.data / "train-labels-idx1-ubyte.gz") as file:
+        labels = file.read()[8:]
+    t.check(
+        raw.startswith(b"\x93NUMPY\x01\x00")
+        and list(raw[-6:]) == [labels[i] for i in found["sample_ids"]],
+        "the labels of these samples lie beside it",
+        result,
+    )
+    raw = (folder / "incident-000000000002.inputs.npy").read_bytes()
+    with gzip.open(t.data / "train-images-idx3-ubyte.gz") as file:
+        pixels = file.read()[16:]
+    first = found["sample_ids"][0]
+    t.check(
+        raw[-6 * 144 : -5 * 144] == pixels[first * 144 : (first + 1) * 144],
+        "and their images",
+        result,
+    )
+    t.check(len(list(folder.iterdir())) == 3, "nothing else is left there", result)
+
+    said = t.command(["incident", "ls", folder])
+    t.check(said.code == 0 and "adam/output.weight[5] at micro_batch" in said.out, "ls", said)
+    for path in (folder, folder / "incident-000000000002.json"):
+        said = t.command(["incident", "show", path])
+        t.check(said.code == 0 and "micro-batch       2\n" in said.out, "show", said)
+    said = t.command(["incident", "show", "--json", folder], 2)
+    t.check(said.code == 0 and json.loads(said.out) == found, "show --json on 2 ranks", said)
+    t.check_refusal(t.command(["incident"]), 2, ["ls, show"], "incident without an action")
+    t.check_refusal(t.command(["incident", "show", "no.json"]), 1, ["no.json"], "no such incident")
+    t.check_refusal(t.command(["incident", "ls", "none"]), 1, ["none"], "no such folder")
+
+    # What cannot be written stops nothing, and is said.
+    result = t.train_ok(
+        2,
+        *base[:-1],
+        "/proc/nowhere",
+        "--fault",
+        "nonfinite:attempt=2,rank=1,value=nan",
+    )
+    t.check("the incident is not written whole" in result.err, "an unwritable folder", result)
+
+    # A halt: the last word says where the run stands and how to go on.
+    for fault, reason, words in (
+        ("nonfinite:step=4,rank=1,value=nan", "repeat_limit", ["broke it 2 times"]),
+        ("throw:step=4,rank=0,phase=stage", "update_failed", ["planned exception"]),
+        ("bitflip:step=4,rank=1,param=hidden.weight,element=5", "replica_mismatch", ["block 0"]),
+    ):
+        for shared in ("on", "off"):
+            result = t.train(
+                2,
+                *base[:4],
+                "--steps",
+                "6",
+                "--repeat-limit",
+                "2",
+                "--digest-every",
+                "2",
+                "--checkpoint-dir",
+                "saved",
+                "--checkpoint-every",
+                "2",
+                "--shared-memory",
+                shared,
+                "--fault",
+                fault,
+            )
+            what = f"{fault}, shared memory {shared}"
+            t.check(result.code == 3, f"{what}: exit code 3", result)
+            t.check_one_outcome(result, what)
+            last = [line for line in result.err.splitlines() if "last committed step" in line]
+            t.check(len(last) == 1, f"{what}: one last word", result)
+            checkpoint = "saved/step-000000000004.h5"
+            for word in [
+                f"halted ({reason}",
+                "last committed step 4",
+                f"newest checkpoint {checkpoint}",
+                "; incident saved/incidents/incident-",
+                f"resume with --resume {checkpoint}",
+                *words,
+            ]:
+                t.check(last and word in last[0], f"{what}: '{word}'", result)
+            found = of(result, -1)
+            t.check(
+                found["reason"] == reason
+                and found["checkpoint"] == {"path": checkpoint, "step": 4},
+                f"{what}: reason and checkpoint in the incident",
+                result,
+            )
+            if reason == "replica_mismatch":
+                t.check(
+                    found["parameter"] == "hidden.weight"
+                    and found["replica_block"] == 0
+                    and found["rank"] == (0 if shared == "on" else 1),
+                    f"{what}: the copy in which it is",
+                    result,
+                )
+
+    clean = t.train_ok(4, *base[:4], "--model-parallel", "2")
+    checked = t.train_ok(4, *base[:4], "--model-parallel", "2", "--digest-every", "1")
+    t.check(clean.digest == checked.digest, "digests change no bit", checked)
+
+    result = t.train(
+        2,
+        "--steps",
+        "4",
+        "--init-scale",
+        "1e15",
+        "--skip-window",
+        "8",
+        "--max-skip-rate",
+        "0.5",
+    )
+    t.check(
+        result.code == 3 and result.summary["reason"] == "skip_rate" and len(result.log) == 8,
+        "too many skips among the last attempts",
+        result,
+    )
+    t.check([a["skip_rate"] for a in result.log][:7] == [1] * 7, "the skip rate is logged", result)
+
+
+def watchdog(t):
+    base = ["--precision", "fp32", "--steps", "5"]
+    saved = ["--checkpoint-dir", "saved", "--checkpoint-every", "2"]
+
+    for ranks, rank, phase, flags in (
+        (2, 1, "window", []),
+        (3, 0, "exchange", ["--shared-memory", "off"]),
+        (4, 2, "ballot", ["--model-parallel", "2"]),
+        (2, 0, "gather", []),
+        (3, 2, "publish", []),
+        (2, 1, "save_payload", saved),
+    ):
+        start = time.monotonic()
+        result = t.train(
+            ranks, *base, *flags, "--watchdog", "2", "--fault",
+            f"stall:step=2,rank={rank},phase={phase}",
+        )
+        what = f"a stall in {phase} on rank {rank} of {ranks}"
+        t.check(result.code == 4, f"{what}: exit code 4", result)
+        named = [line for line in result.err.splitlines() if " hangs (" in line]
+        t.check(
+            len(named) == 1 and f"rank {rank} hangs" in named[0]
+            and f"in phase {phase} of step 2" in named[0],
+            f"{what}: named once with its place",
+            result,
+        )
+        t.check(time.monotonic() - start < 25, f"{what}: in time", result)
+
+    straight = t.train_ok(2, *base)
+    for phase, step in (("publish", 3), ("stage", 2)):
+        folder = t.scratch / f"dead-{phase}"
+        flags = ["--checkpoint-dir", folder, "--checkpoint-every", "2"]
+        result = t.train(2, *base, *flags, "--fault", f"die:step={step},rank=1,phase={phase}")
+        what = f"a death in {phase}"
+        t.check(result.code == 137, f"{what}: the launcher's own code", result)
+        told, launcher = result.err.find("rank 1 has died"), result.err.find("mpirun noticed")
+        t.check(
+            told >= 0 and (launcher < 0 or told < launcher)
+            and f"in phase {phase} of step {step}" in result.err,
+            f"{what}: told, and before the launcher's word",
+            result,
+        )
+        resumed = t.train_ok(2, *base, *flags, "--resume", "latest", base=[])
+        t.check(
+            "step-000000000002.h5 at step 2" in resumed.err and resumed.digest == straight.digest,
+            f"{what}: from the last committed checkpoint to the same end",
+            resumed,
+        )
+
+    # Slow is not lost, and without the watchdog nothing is said.
+    result = t.train_ok(
+        2, *base, "--watchdog", "5", "--fault", "stall:step=2,rank=1,phase=stage,seconds=1.5"
+    )
+    t.check("hangs" not in result.err and result.digest == straight.digest, "a pause", result)
+    result = t.train_ok(
+        2, *base, "--watchdog", "0", "--fault", "stall:step=2,rank=1,phase=stage,seconds=1.5"
+    )
+    t.check("hangs" not in result.err, "no watchdog", result)
 
 
 def main_job(t):

@@ -241,14 +241,17 @@ TUTTI_EXPORT tutti_status tutti_run_create(tutti_topology topology, tutti_run* r
  * "max_norm" [0: no clipping] of the mean gradient;
  * "loss_scaling" [0; 1: dynamic, for fp16], "init_scale" [65536], "growth" [2], "backoff" [0.5],
  * "growth_interval" [2000], "hysteresis" [1], "min_scale" [0: none], "max_scale" [0: none];
- * "max_consecutive_skips" [50; 0: no limit], "repeat_limit" [3; 0: no limit]: halt then;
+ * "max_consecutive_skips" [50; 0: no limit], "repeat_limit" [3; 0: no limit], "max_skip_rate" [0:
+ * no limit] of the last "skip_window" [64] attempts: halt then;
+ * "digest_every" [0: never]: committed updates between checks of the weights' copies;
  * "warmup" [0], "schedule_steps" [0], "final_factor" [0]: of the schedule;
  * "checkpoint_keep" [0: all]. */
 TUTTI_EXPORT tutti_status tutti_run_set_number(tutti_run run, const char* setting, double value);
 /** Before tutti_run_start; equal on all ranks. "samples" ["replay"]: a skipped window comes again,
  * or "drop": its samples count as consumed; "update" ["staged"]: beside the state, or "in_place";
  * "schedule" ["constant"], "linear", "cosine"; "configuration" ["{}"]: JSON that goes into
- * checkpoints; "fault": a planned fault for a drill, may be given several times. */
+ * checkpoints; "incident_dir" [""]: where each attempt that is not committed leaves a JSON file;
+ * "fault": a planned fault for a drill, may be given several times. */
 TUTTI_EXPORT tutti_status tutti_run_set_text(tutti_run run, const char* setting, const char* text);
 /** An optimizer steps in one run. Before tutti_run_start, on all ranks in the same order. */
 TUTTI_EXPORT tutti_status tutti_run_add_optimizer(tutti_run run, tutti_optimizer optimizer);
@@ -297,17 +300,19 @@ typedef enum tutti_verdict {
 
 typedef enum tutti_reason {
   TUTTI_REASON_NONE = 0,
-  TUTTI_REASON_GRADIENT = 1,          /**< skip: a nonfinite gradient */
-  TUTTI_REASON_LOSS = 2,              /**< skip: a nonfinite loss with finite gradients */
-  TUTTI_REASON_UPDATE = 3,            /**< skip: the update would be nonfinite */
-  TUTTI_REASON_CONTROL_MISMATCH = 4,  /**< ranks disagree on what must agree */
-  TUTTI_REASON_WINDOW_FAILED = 5,     /**< a failure on some rank before the decision */
-  TUTTI_REASON_UPDATE_FAILED = 6,     /**< a failure on some rank while staging */
-  TUTTI_REASON_PARTIAL_UPDATE = 7,    /**< the same with "in_place": state was changed, restart */
-  TUTTI_REASON_NONFINITE_STATE = 8,   /**< optimizer state is nonfinite */
-  TUTTI_REASON_REPEAT_LIMIT = 9,      /**< the same samples were bad repeat_limit times */
-  TUTTI_REASON_MINIMUM_SCALE = 10,    /**< overflow at the minimum loss scale */
-  TUTTI_REASON_CONSECUTIVE_SKIPS = 11 /**< max_consecutive_skips reached */
+  TUTTI_REASON_GRADIENT = 1,           /**< skip: a nonfinite gradient */
+  TUTTI_REASON_LOSS = 2,               /**< skip: a nonfinite loss with finite gradients */
+  TUTTI_REASON_UPDATE = 3,             /**< skip: the update would be nonfinite */
+  TUTTI_REASON_CONTROL_MISMATCH = 4,   /**< ranks disagree on what must agree */
+  TUTTI_REASON_WINDOW_FAILED = 5,      /**< a failure on some rank before the decision */
+  TUTTI_REASON_UPDATE_FAILED = 6,      /**< a failure on some rank while staging */
+  TUTTI_REASON_PARTIAL_UPDATE = 7,     /**< the same with "in_place": state was changed, restart */
+  TUTTI_REASON_NONFINITE_STATE = 8,    /**< optimizer state is nonfinite */
+  TUTTI_REASON_REPEAT_LIMIT = 9,       /**< the same samples were bad repeat_limit times */
+  TUTTI_REASON_MINIMUM_SCALE = 10,     /**< overflow at the minimum loss scale */
+  TUTTI_REASON_CONSECUTIVE_SKIPS = 11, /**< max_consecutive_skips reached */
+  TUTTI_REASON_SKIP_RATE = 12,         /**< more of the last attempts skipped than max_skip_rate */
+  TUTTI_REASON_REPLICA_MISMATCH = 13   /**< a copy of the weights is not what their owner wrote */
 } tutti_reason;
 
 /** What an attempt came to; the same bits on all ranks. */

@@ -5,6 +5,7 @@
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -72,6 +73,10 @@ class CheckpointFile {
   /// InvalidArgument for a name or range that is not there.
   void read(std::string_view optimizer, std::string_view parameter, std::string_view array,
             std::uint64_t first, std::span<float> values) const;
+
+  /// All elements of one of the code's own arrays in global row-major order, as its type lies in
+  /// memory, or a scalar's value. Throws as read() does.
+  std::vector<std::byte> read_own(std::string_view name) const;
 
   /// Blocks of all arrays of all optimizers, and of the code's own arrays.
   std::uint64_t blocks() const;

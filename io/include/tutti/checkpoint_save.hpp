@@ -96,6 +96,7 @@ class CheckpointWriter {
   /// Collective: ends the save in flight, waiting for its threads; when an Outcome has said `done`
   /// or `failed` there is nothing left to wait for. Publishes the checkpoint and returns its file,
   /// or throws what `save` would have thrown, with the temporary file removed.
+  /// Older checkpoints that need not stay are then removed by a thread of rank 0.
   std::filesystem::path finish();
   /// Collective: the same for the end of a run, but waits at most `timeout`: then the save is given
   /// up on all ranks by an IoError (a thread that hangs in the file system is left to itself).
