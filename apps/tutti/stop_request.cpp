@@ -63,31 +63,32 @@ StopRequest::StopRequest(const TrainConfig& config, bool speaks)
   if (!on_signals_) return;
   for (int number : {SIGTERM, SIGUSR1}) catch_signal(number);
   if (!speaks) return;
+  if (config.checkpoint_async == "on") saves_ = 2;
   file_ = config.stop_file;
   end_ = config.walltime > 0 ? config.walltime : seconds_left_by_slurm();
 }
 
-double StopRequest::elapsed(steady_clock::time_point now) const
+double StopRequest::elapsed() const
 {
-  return duration<double>(now - start_).count();
+  return duration<double>(steady_clock::now() - start_).count();
 }
 
 bool StopRequest::asked()
 {
-  const auto now = steady_clock::now();
-  const double at = elapsed(now);
-  if (last_asked_ >= 0) longest_attempt_ = std::max(longest_attempt_, at - last_asked_ - saving_);
-  last_asked_ = at;
-  saving_ = 0;
-  if (reason_.empty()) reason_ = find_reason(now);
+  asked_at_ = elapsed();
+  if (reason_.empty()) reason_ = find_reason(asked_at_);
   return !reason_.empty();
 }
 
-std::string StopRequest::find_reason(steady_clock::time_point now)
+void StopRequest::attempted()
+{
+  longest_attempt_ = std::max(longest_attempt_, elapsed() - asked_at_);
+}
+
+std::string StopRequest::find_reason(double at)
 {
   if (const int number = received_signal; on_signals_ && number != 0)
     return number == SIGTERM ? "SIGTERM" : "SIGUSR1";
-  const double at = elapsed(now);
   if (!file_.empty() && at >= next_look_) {
     next_look_ = at + 1;
     if (std::error_code ignored; std::filesystem::exists(file_, ignored))
@@ -102,7 +103,6 @@ void StopRequest::saved(double seconds)
 {
   longest_save_ = saved_once_ ? std::max(longest_save_, seconds) : seconds;
   saved_once_ = true;
-  saving_ += seconds;
 }
 
 void StopRequest::guess_save(double state_bytes)
@@ -112,7 +112,7 @@ void StopRequest::guess_save(double state_bytes)
 
 double StopRequest::needed() const
 {
-  return margin * (longest_attempt_ + longest_save_) + leaving_seconds;
+  return margin * (longest_attempt_ + saves_ * longest_save_) + leaving_seconds;
 }
 
 std::string StopRequest::agreed_reason(MPI_Comm world) const

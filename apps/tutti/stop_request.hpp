@@ -24,31 +24,32 @@ class StopRequest {
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
-  /// Whether this rank asks for a stop. Called before every attempt: from one call to the next is
-  /// the time of an attempt with all that belongs to it, but for saves.
+  /// Whether this rank asks for a stop: called before every attempt.
   bool asked();
+  /// The attempt has ended, with all that belongs to it but for a save.
+  void attempted();
   /// A save took so long. Until the first one, its time is guessed from the bytes of the state.
   void saved(double seconds);
   void guess_save(double state_bytes);
 
-  /// Seconds from the decision to stop to the end of the job: one more attempt and a save, with a
-  /// margin.
+  /// Seconds from the decision to stop to the end of the job: one more attempt and a save, or two
+  /// where one may be under way in the background, with a margin.
   double needed() const;
 
   /// Collective, after an attempt in which some rank asked: why, as the lowest of them says it.
   std::string agreed_reason(MPI_Comm world) const;
 
  private:
-  std::string find_reason(std::chrono::steady_clock::time_point now);
-  double elapsed(std::chrono::steady_clock::time_point now) const;
+  std::string find_reason(double at);
+  double elapsed() const;
 
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   bool on_signals_ = false, saved_once_ = false;
   std::string file_;
   double end_ = std::numeric_limits<double>::infinity();  ///< of the job, seconds from start_
   double next_look_ = 0;                                  ///< for the file
-  double last_asked_ = -1, saving_ = 0;
-  double longest_attempt_ = 0, longest_save_ = 0;
+  double saves_ = 1;                                      ///< to wait for at the end
+  double asked_at_ = 0, longest_attempt_ = 0, longest_save_ = 0;
   std::string reason_;  ///< of this rank, once it asks
 };
 

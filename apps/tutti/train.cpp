@@ -391,10 +391,10 @@ bool Trainer::attempt()
   const ControlState& control = coordinator_->control();
   reporter_->attempt(outcome, control.loss_scale, control.attempt - control.step);
   stopped_ = outcome.stop_requested && control.step < config_.steps;
-  if (stopped_) return false;
-  if (outcome.committed()) after_commit();
+  if (outcome.committed() && !stopped_) after_commit();
+  stop_.attempted();
   saver_->after_attempt(outcome);
-  return true;
+  return !stopped_;
 }
 
 void Trainer::after_commit()

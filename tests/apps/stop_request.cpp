@@ -41,18 +41,29 @@ TEST_CASE("the time that a save needs is guessed, then learned", "[stop]")
   CHECK(stop.needed() == Approx(leaving + 1.5 * 6));
 }
 
-TEST_CASE("an attempt's time is learned without the saves in it", "[stop]")
+TEST_CASE("an attempt's time is learned, without what comes between two", "[stop]")
 {
   StopRequest stop(with_walltime(1e6), true);
   const double leaving = stop.needed();
   CHECK_FALSE(stop.asked());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK_FALSE(stop.asked());
+  stop.attempted();
   const double with_attempt = stop.needed();
   CHECK(with_attempt >= leaving + 1.5 * 0.1);
-  stop.saved(1000);
-  CHECK_FALSE(stop.asked());  // these 1000 s were a save's
-  CHECK(stop.needed() == Approx(with_attempt + 1.5 * 1000));
+  std::this_thread::sleep_for(std::chrono::duration<double>(with_attempt - leaving));  // a save
+  CHECK_FALSE(stop.asked());
+  stop.attempted();
+  CHECK(stop.needed() == with_attempt);
+}
+
+TEST_CASE("with saves in the background the end may wait for two", "[stop]")
+{
+  TrainConfig config = with_walltime(1e6);
+  config.checkpoint_async = "on";
+  StopRequest stop(config, true);
+  const double leaving = stop.needed();
+  stop.saved(4);
+  CHECK(stop.needed() == Approx(leaving + 2 * 1.5 * 4));
 }
 
 TEST_CASE("the rank that knows asks, and all hear why", "[stop]")

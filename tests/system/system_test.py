@@ -905,6 +905,12 @@ def stop(t):
     result = running.end(storm=(signal.SIGUSR1, signal.SIGTERM))
     check_stopped(result, what, "stop requested", code=85)
 
+    what = "saves in the background"
+    running = run(what, "--checkpoint-async", "on", "--checkpoint-every", "2")
+    running.wait_for_attempts(5)
+    running.signal(signal.SIGUSR1, 3)
+    check_stopped(running.end(), what, "(rank 3: SIGUSR1)")
+
     # The stop file, and the time of the job.
     what = "a stop file"
     running = run(what, "--stop-file", t.scratch / "please-stop")
@@ -952,14 +958,15 @@ def stop(t):
     t.check(result.code == 3 and result.summary["verdict"] == "halt", "a halt wins", result)
 
     # The save fails: an error, not a request to be run again.
-    what = "no folder"
-    running = run(what)
-    running.wait_for_attempts(5)
-    folder_of(what).rmdir()
-    folder_of(what).write_text("in the way")
-    running.signal(signal.SIGTERM, 1)
-    result = running.end()
-    t.check(result.code == 1 and "checkpoints-no-folder" in result.err, what, result)
+    for error in ("stop", "continue"):
+        what = f"no folder, {error}"
+        running = run(what, "--on-checkpoint-error", error)
+        running.wait_for_attempts(5)
+        folder_of(what).rmdir()
+        folder_of(what).write_text("in the way")
+        running.signal(signal.SIGTERM, 1)
+        result = running.end()
+        t.check(result.code == 1 and "checkpoints-no-folder" in result.err, what, result)
 
     # Without a checkpoint folder a signal is what it always was.
     for number in (signal.SIGTERM, signal.SIGUSR1):
