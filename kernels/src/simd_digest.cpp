@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// SIMD bodies of Device::digest_blocks and digest_elements. In the former the mix of an element's
-// index is the same in every block, so it is made once; per element one mix of 64 bits remains. The
-// latter has three.
+// SIMD bodies of Device::digest_blocks and digest_elements. The mix of an element's index within
+// 4096 is made once for both: per element one mix of 64 bits remains in the former, one product in
+// the latter.
 #include "simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,6 +10,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -65,72 +66,52 @@ void digest_blocks(std::uint64_t* digest, const void* values, Precision precisio
   }
 }
 
-/// What digest_elements adds for one element. `mixed_seed`: mix64(seed).
-HWY_INLINE std::uint64_t element(std::uint64_t mixed_seed, std::uint64_t index, float value)
+/// Elements that have the upper key `high` in common: `keys` are the lower ones.
+std::uint64_t digest_run(std::uint64_t high, const std::uint64_t* keys, const float* values,
+                         std::size_t count)
 {
-  return mix64(mix64(mix64(mixed_seed ^ index)) ^ std::bit_cast<std::uint32_t>(value));
-}
-
-#if HWY_TARGET == HWY_AVX2
-// There is no product of 64 bits: three of 32 make one, which is hardly faster than the scalar one.
-// Both together keep both kinds of multipliers busy.
-namespace hn = hwy::HWY_NAMESPACE;
-using Words = hn::ScalableTag<std::uint64_t>;
-using WordVector = hn::Vec<Words>;
-
-template <std::uint64_t factor>
-HWY_INLINE WordVector product(WordVector x)
-{
-  const Words words;
-  const hn::Repartition<std::uint32_t, Words> halves;
-  const auto low = hn::BitCast(halves, hn::Set(words, factor & 0xffffffffu));
-  const auto high = hn::BitCast(halves, hn::Set(words, factor >> 32));
-  const auto x_low = hn::BitCast(halves, x);
-  const auto x_high = hn::BitCast(halves, hn::ShiftRight<32>(x));
-  const auto cross = hn::Add(hn::MulEven(x_high, low), hn::MulEven(x_low, high));
-  return hn::Add(hn::MulEven(x_low, low), hn::ShiftLeft<32>(cross));
-}
-
-HWY_INLINE WordVector mix(WordVector x)
-{
-  x = hn::Add(x, hn::Set(Words(), 0x9e3779b97f4a7c15u));
-  x = product<0xbf58476d1ce4e5b9u>(hn::Xor(x, hn::ShiftRight<30>(x)));
-  x = product<0x94d049bb133111ebu>(hn::Xor(x, hn::ShiftRight<27>(x)));
-  return hn::Xor(x, hn::ShiftRight<31>(x));
-}
-
-std::uint64_t digest_elements(std::uint64_t seed, std::uint64_t first_index, const float* values,
-                              std::size_t count)
-{
-  const Words words;
-  const hn::Rebind<std::uint32_t, Words> bits;
-  const std::size_t lanes = hn::Lanes(words);
-  const std::uint64_t mixed_seed = mix64(seed);
-  const WordVector mixed_seeds = hn::Set(words, mixed_seed);
-  WordVector sums = hn::Zero(words);
   std::uint64_t sum = 0;
   std::size_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    const auto value =
-        hn::PromoteTo(words, hn::LoadU(bits, reinterpret_cast<const std::uint32_t*>(values + i)));
-    const auto index = hn::Iota(words, first_index + i);
-    sums = hn::Add(sums, mix(hn::Xor(mix(mix(hn::Xor(mixed_seeds, index))), value)));
-    for (std::size_t k = i + lanes; k < i + 2 * lanes; ++k)
-      sum += element(mixed_seed, first_index + k, values[k]);
+#if HWY_TARGET != HWY_SCALAR
+  // K (b + 2^32) = K_low b + ((K_high b + K) << 32): two products of 32 bits.
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::ScalableTag<std::uint64_t> words;
+  const hn::Repartition<std::uint32_t, decltype(words)> halves;
+  const hn::Rebind<std::uint32_t, decltype(words)> bits;
+  const std::size_t lanes = hn::Lanes(words);
+  const auto highs = hn::Set(words, high);
+  auto sums = hn::Zero(words);
+  for (; i + lanes <= count; i += lanes) {
+    const auto value = hn::BitCast(
+        halves,
+        hn::PromoteTo(words, hn::LoadU(bits, reinterpret_cast<const std::uint32_t*>(values + i))));
+    const auto key = hn::Xor(highs, hn::LoadU(words, keys + i));
+    const auto upper = hn::MulEven(hn::BitCast(halves, hn::ShiftRight<32>(key)), value);
+    const auto lower = hn::MulEven(hn::BitCast(halves, key), value);
+    sums = hn::Add(sums, hn::Add(lower, hn::ShiftLeft<32>(hn::Add(upper, key))));
   }
-  for (; i < count; ++i) sum += element(mixed_seed, first_index + i, values[i]);
-  return sum + hn::GetLane(hn::SumOfLanes(words, sums));
+  sum = hn::GetLane(hn::SumOfLanes(words, sums));
+#endif
+  for (; i < count; ++i)
+    sum += (high ^ keys[i]) * (std::bit_cast<std::uint32_t>(values[i]) + (std::uint64_t{1} << 32));
+  return sum;
 }
-#else
+
 std::uint64_t digest_elements(std::uint64_t seed, std::uint64_t first_index, const float* values,
                               std::size_t count)
 {
-  const std::uint64_t mixed_seed = mix64(seed);
+  const std::uint64_t* mixed = mixed_indices();
+  static_assert(block_elements == 4096, "the digest is defined with 4096");
   std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < count; ++i) sum += element(mixed_seed, first_index + i, values[i]);
+  for (std::size_t i = 0; i < count;) {
+    const std::uint64_t index = first_index + i;
+    const std::size_t low = index % block_elements;
+    const std::size_t run = std::min(count - i, block_elements - low);
+    sum += digest_run(mix64(seed, index / block_elements), mixed + low, values + i, run);
+    i += run;
+  }
   return sum;
 }
-#endif
 
 }  // namespace tutti::detail::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

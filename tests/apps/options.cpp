@@ -88,7 +88,11 @@ TEST_CASE("Every option can be set from the file, the environment and a flag ali
     if (std::holds_alternative<std::uint64_t*>(declared.target)) text = toml = "7";
     if (std::holds_alternative<double*>(declared.target))
       text = toml = declared.maximum < 2 ? "0.25" : "7.25";
-    if (!declared.choices.empty()) text = declared.choices.back(), toml = "\"" + text + "\"";
+    if (!declared.choices.empty()) {
+      text = declared.choices.back();
+      if (**std::get_if<std::string*>(&declared.target) == text) text = declared.choices.front();
+      toml = "\"" + text + "\"";
+    }
     if (declared.name == "rank-weights") text = "1,2", toml = "\"1,2\"";
     if (declared.name == "fault") text = "loss:step=1,rank=0", toml = "[\"loss:step=1,rank=0\"]";
     const auto all = [](const Option&) { return true; };

@@ -597,6 +597,7 @@ TEST_CASE("a whole file is verified by all ranks together, and marked")
                                           std::to_string(2 + 3 * a) + ", of parameter"));
   }
   CHECK(!CheckpointFile(path).is_marked_verified());
+  MPI_Barrier(MPI_COMM_WORLD);  // all have looked
   on_rank_zero([&] { fs::resize_file(path, 1000); });
   const std::string message =
       message_of<DamagedCheckpoint>([&] { verify_checkpoint(path, MPI_COMM_WORLD); });
