@@ -102,7 +102,7 @@ module tutti
   public :: tutti_window_samples, tutti_window_scale, tutti_window_add, tutti_window_fail
   public :: tutti_step, tutti_step_message, tutti_step_incident
   public :: tutti_checkpoint_save, tutti_checkpoint_latest, tutti_checkpoint_restore, &
-    tutti_checkpoint_configuration
+    tutti_checkpoint_restore_latest, tutti_checkpoint_configuration
 
   interface tutti_topology_create
     module procedure topology_create_f08, topology_create_integer
@@ -400,6 +400,13 @@ module tutti
       import
       type(tutti_run), value :: run
       character(kind=c_char), intent(in) :: file(*)
+    end function
+    integer(c_int) function c_checkpoint_restore_latest(run, directory, file) &
+      bind(c, name="tutti_checkpoint_restore_latest")
+      import
+      type(tutti_run), value :: run
+      character(kind=c_char), intent(in) :: directory(*)
+      type(c_ptr), intent(out) :: file
     end function
     integer(c_int) function c_checkpoint_configuration(run, file, text) &
       bind(c, name="tutti_checkpoint_configuration")
@@ -1024,6 +1031,21 @@ contains
     character(*), intent(in) :: file
     integer, intent(out), optional :: ierr
     call finish(c_checkpoint_restore(run, to_c(file)), ierr)
+  end subroutine
+
+  !> `file` is "" if there is none.
+  subroutine tutti_checkpoint_restore_latest(run, directory, file, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: directory
+    character(:), allocatable, intent(out) :: file
+    integer, intent(out), optional :: ierr
+    integer(c_int) :: status
+    type(c_ptr) :: pointer
+    pointer = c_null_ptr
+    status = c_checkpoint_restore_latest(run, to_c(directory), pointer)
+    file = ""
+    if (status == TUTTI_SUCCESS) file = from_c(pointer)
+    call finish(status, ierr)
   end subroutine
 
   subroutine tutti_checkpoint_configuration(run, file, text, ierr)

@@ -51,25 +51,65 @@ tutti_status tutti_checkpoint_latest(tutti_run run, const char* directory, const
   });
 }
 
+namespace {
+
+/// Collective: the path as given on this rank, once it is sure that all ranks may restore.
+std::string may_restore(const tutti_run_s& run, const Coordinator& coordinator, const char* path,
+                        const char* what)
+{
+  std::string own;
+  detail::on_all_ranks(run.topology->topology.world(), [&] {
+    own = text(path, what);
+    coordinator.boundary();  // refuses what no window may be open for
+  });
+  return own;
+}
+
+RestoreOptions options_of(const tutti_run_s& run)
+{
+  RestoreOptions options;
+  options.epoch_samples = run.options.epoch_samples;
+  return options;
+}
+
+/// Collective: the run goes on from what was restored.
+void take_over(tutti_run_s& run, Coordinator& coordinator, const RestoredControl& restored,
+               const std::string& file)
+{
+  coordinator.resume(restored.control);
+  coordinator.note_checkpoint(file, restored.step);
+  run.outcome = {};
+  detail::on_all_ranks(run.topology->topology.world(), [&] { run.write_bound_weights(); });
+}
+
+}  // namespace
+
 tutti_status tutti_checkpoint_restore(tutti_run run, const char* file)
 {
   return guarded([&] {
     tutti_run_s& r = given(run, "the run");
     Coordinator& coordinator = r.started("tutti_checkpoint_restore");
-    const Topology& topology = r.topology->topology;
-    std::string path;
-    detail::on_all_ranks(topology.world(), [&] {
-      path = text(file, "the file");
-      coordinator.boundary();  // refuses what no window may be open for
-    });
-    RestoreOptions options;
-    options.epoch_samples = r.options.epoch_samples;
+    const std::string path = may_restore(r, coordinator, file, "the file");
     const std::vector<Participant*> participants = r.participants();
-    const RestoredControl restored = restore_checkpoint(path, topology, participants, options);
-    coordinator.resume(restored.control);
-    coordinator.note_checkpoint(path, restored.step);
-    r.outcome = {};
-    detail::on_all_ranks(topology.world(), [&] { r.write_bound_weights(); });
+    take_over(r, coordinator,
+              restore_checkpoint(path, r.topology->topology, participants, options_of(r)), path);
+  });
+}
+
+tutti_status tutti_checkpoint_restore_latest(tutti_run run, const char* directory,
+                                             const char** file)
+{
+  return guarded([&] {
+    tutti_run_s& r = given(run, "the run");
+    Coordinator& coordinator = r.started("tutti_checkpoint_restore_latest");
+    const std::string path = may_restore(r, coordinator, directory, "the directory");
+    const std::vector<Participant*> participants = r.participants();
+    const auto latest = restore_latest(path, r.topology->topology, participants, options_of(r));
+    if (file != nullptr) *file = nullptr;
+    if (!latest) return;
+    r.file = latest->file.string();
+    take_over(r, coordinator, latest->restored, r.file);
+    if (file != nullptr) *file = r.file.c_str();
   });
 }
 

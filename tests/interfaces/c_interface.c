@@ -327,6 +327,22 @@ static void checkpoints(const char* directory, int model_parallel)
   OK(tutti_run_digest(job.run, &restored));
   CHECK(restored == later);
 
+  /* A newer one that is damaged is passed over by all. */
+  OK(tutti_checkpoint_save(job.run, path, &file));
+  if (rank == 0) {
+    FILE* newest = fopen(file, "r+b");
+    CHECK(newest != NULL && fseek(newest, -1000, SEEK_END) == 0);
+    const char rubbish[900] = {'x'};
+    CHECK(fwrite(rubbish, 1, sizeof rubbish, newest) == sizeof rubbish && fclose(newest) == 0);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  OK(tutti_checkpoint_restore_latest(job.run, path, &file));
+  CHECK(file != NULL && strcmp(file, saved) == 0);
+  OK(tutti_run_digest(job.run, &restored));
+  CHECK(restored == digest);
+  OK(tutti_checkpoint_restore_latest(job.run, "/no/such/directory", &file));
+  CHECK(file == NULL);
+
   CHECK(tutti_checkpoint_restore(job.run, "no such file") == TUTTI_IO_ERROR);
   CHECK(same_text(tutti_last_error_message()));
   CHECK(tutti_checkpoint_restore(job.run, rank == 0 ? saved : NULL) ==

@@ -251,7 +251,7 @@ contains
     type(sgd), target :: s
     real(real32) :: kept(n)
     integer(tutti_index) :: p, digest, again, step, attempt, samples
-    character(:), allocatable :: file, latest, configuration
+    character(:), allocatable :: file, latest, configuration, again_file
 
     callbacks%context = c_loc(s)
     callbacks%inspect = c_funloc(inspect)
@@ -286,9 +286,11 @@ contains
     call tutti_checkpoint_configuration(run, latest, configuration)
     call check(configuration == '{"from":"Fortran"}', "configuration")
     call tutti_checkpoint_restore(run, latest)
+    call tutti_checkpoint_restore_latest(run, directory, again_file)
+    call check(again_file == file, "restored the latest")
     call tutti_run_digest(run, again)
     call tutti_run_position(run, step, attempt, samples)
-    call check(s%restored == 1 .and. all(kept == s%w) .and. digest == again, "restored")
+    call check(s%restored == 2 .and. all(kept == s%w) .and. digest == again, "restored")
     call check(step == 1 .and. attempt == 1, "position")
     call tutti_run_destroy(run)
     call tutti_optimizer_destroy(optimizer)

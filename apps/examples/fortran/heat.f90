@@ -45,9 +45,8 @@ program heat
   call heat_up()
   call start_training()
   if (directory /= "") then
-    call tutti_checkpoint_latest(run, directory, file)
-    if (file /= "") then
-      call tutti_checkpoint_restore(run, file)  ! the weights in `net` are those of the checkpoint
+    call tutti_checkpoint_restore_latest(run, directory, file)
+    if (file /= "") then  ! the weights in `net` are those of the checkpoint
       call tutti_run_position(run, committed, step, samples)
       call field_file(step, writes=.false.)
       if (rank == 0) print "(a,i0)", "restarted at step ", step

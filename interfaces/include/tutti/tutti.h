@@ -392,6 +392,11 @@ TUTTI_EXPORT tutti_status tutti_checkpoint_latest(tutti_run run, const char* dir
  * number of ranks, and continues from its step. TUTTI_CHECKPOINT_ERROR: damaged, incomplete or of
  * another model; TUTTI_IO_ERROR: cannot be read. After a failure restore another one. */
 TUTTI_EXPORT tutti_status tutti_checkpoint_restore(tutti_run run, const char* file);
+/** Collective: restores the newest checkpoint in `directory` (rank 0's counts) that verifies,
+ * passing over damaged ones, and says its path in `file`; `*file` is NULL if there is none, or no
+ * directory. A good one of another model is refused: TUTTI_CHECKPOINT_ERROR. */
+TUTTI_EXPORT tutti_status tutti_checkpoint_restore_latest(tutti_run run, const char* directory,
+                                                          const char** file);
 /** Local: the "configuration" that `file` was saved with, JSON. */
 TUTTI_EXPORT tutti_status tutti_checkpoint_configuration(tutti_run run, const char* file,
                                                          const char** text);
