@@ -64,32 +64,36 @@ void BlockReader::judge(std::size_t optimizer, std::size_t array, std::size_t bl
       entry.parameters[place.parameter].name, values[bad]));
 }
 
-void BlockReader::load(ArrayPlace place, std::span<const std::size_t> blocks)
+const float* BlockReader::load(ArrayPlace place, std::span<const std::size_t> blocks, float* into)
 {
-  buffer_.resize(blocks.size() * block_elements);
+  if (into == nullptr) {
+    buffer_.resize(blocks.size() * block_elements);
+    into = buffer_.data();
+  }
   hashes_.resize(blocks.size());
   for (std::size_t begin = 0; begin < blocks.size();) {
     std::size_t end = begin + 1;
     while (end < blocks.size() && blocks[end] == blocks[end - 1] + 1) ++end;
-    file_.read_at(place.data + blocks[begin] * block_bytes, &buffer_[begin * block_elements],
+    file_.read_at(place.data + blocks[begin] * block_bytes, into + begin * block_elements,
                   (end - begin) * block_bytes);
     if (verify_ != Verify::off)
       file_.read_at(place.hashes + blocks[begin] * sizeof(std::uint64_t), &hashes_[begin],
                     (end - begin) * sizeof(std::uint64_t));
     begin = end;
   }
+  return into;
 }
 
 void BlockReader::read_own(std::size_t array, std::span<const std::size_t> blocks)
 {
-  load(contents_.place_of_own(array), blocks);
+  const float* const buffer = load(contents_.place_of_own(array), blocks, nullptr);
   const OwnArrayEntry& entry = contents_.manifest.own_arrays[array];
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const bool hashed =
         verify_ == Verify::full || (verify_ == Verify::sampled &&
                                     (blocks[i] == 0 || blocks[i] + 1 == entry.blocks ||
                                      mix64(hash_of(entry.name), blocks[i]) % sampled_one_in == 0));
-    if (hashed && hash_block(&buffer_[i * block_elements]) != hashes_[i])
+    if (hashed && hash_block(buffer + i * block_elements) != hashes_[i])
       throw CheckpointError(
           fmt::format("checkpoint {} is damaged ({} block {}, of own array '{}', does not have its "
                       "hash); restore another one",
@@ -98,9 +102,9 @@ void BlockReader::read_own(std::size_t array, std::span<const std::size_t> block
 }
 
 void BlockReader::read(std::size_t optimizer, std::size_t array,
-                       std::span<const std::size_t> blocks)
+                       std::span<const std::size_t> blocks, float* into)
 {
-  load(contents_.place(optimizer, array), blocks);
+  const float* const buffer = load(contents_.place(optimizer, array), blocks, into);
   // What comes next is most often what follows in the file: it is read while this is hashed.
   if (!blocks.empty()) {
     const std::size_t next = blocks.back() + 1;
@@ -109,7 +113,7 @@ void BlockReader::read(std::size_t optimizer, std::size_t array,
                         std::min(left, blocks.size()) * block_bytes);
   }
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const float* values = &buffer_[i * block_elements];
+    const float* values = buffer + i * block_elements;
     if (is_hashed(optimizer, array, blocks[i]) && hash_block(values) != hashes_[i]) {
       const ManifestEntry& entry = contents_.optimizer(optimizer);
       const std::size_t p = contents_.layouts[optimizer].parameter_of(blocks[i]);
@@ -131,7 +135,11 @@ void Cut::clear()
 
 void Cut::add(std::size_t from, std::size_t to, std::size_t count)
 {
-  copies_.push_back({from, to, count});
+  if (!copies_.empty() && copies_.back().from + copies_.back().count == from &&
+      copies_.back().to + copies_.back().count == to)
+    copies_.back().count += count;
+  else
+    copies_.push_back({from, to, count});
   for (std::size_t b = from / block_bytes; b <= (from + count - 1) / block_bytes; ++b)
     if (blocks_.empty() || blocks_.back() != b) blocks_.push_back(b);
 }
@@ -141,6 +149,19 @@ std::span<const std::size_t> Cut::blocks()
   std::sort(blocks_.begin(), blocks_.end());
   blocks_.erase(std::unique(blocks_.begin(), blocks_.end()), blocks_.end());
   return blocks_;
+}
+
+bool Cut::is_straight()
+{
+  const std::span<const std::size_t> wanted = blocks();
+  std::size_t next = 0;  // of `wanted`
+  for (const Copy& copy : copies_) {
+    if (copy.from % block_bytes != 0 || copy.to != next * block_bytes || next == wanted.size() ||
+        wanted[next] != copy.from / block_bytes)
+      return false;
+    next += (copy.count + block_bytes - 1) / block_bytes;
+  }
+  return next == wanted.size();
 }
 
 void Cut::take(const std::byte* buffer, void* target) const

@@ -28,16 +28,18 @@ class BlockReader {
       : file_(file), contents_(contents), verify_(verify)
   {
   }
-  /// Reads `blocks` (ascending, flat) of one array into buffer(), one after the other. Throws
+  /// Reads `blocks` (ascending, flat) of one array, one after the other, into buffer() or `into`.
+  /// Throws
   /// CheckpointError that names dataset, parameter and block for one without its hash, and the
   /// element too for a value that may not be.
-  void read(std::size_t optimizer, std::size_t array, std::span<const std::size_t> blocks);
+  void read(std::size_t optimizer, std::size_t array, std::span<const std::size_t> blocks,
+            float* into = nullptr);
   /// The same of one of the code's own arrays; any value may be.
   void read_own(std::size_t array, std::span<const std::size_t> blocks);
   const std::byte* buffer() const { return reinterpret_cast<const std::byte*>(buffer_.data()); }
 
  private:
-  void load(ArrayPlace place, std::span<const std::size_t> blocks);
+  const float* load(ArrayPlace place, std::span<const std::size_t> blocks, float* into);
   bool is_hashed(std::size_t optimizer, std::size_t array, std::size_t block) const;
   void judge(std::size_t optimizer, std::size_t array, std::size_t block,
              const float* values) const;
@@ -59,6 +61,9 @@ class Cut {
   std::size_t pending() const { return blocks_.size(); }
   /// The blocks to be read, ascending, each once.
   std::span<const std::size_t> blocks();
+  /// True if the target gets whole blocks one after the other, as a read leaves them: then they may
+  /// be read right into it. What follows a piece in its last block comes along.
+  bool is_straight();
   /// `buffer` holds what blocks() says, one after the other.
   void take(const std::byte* buffer, void* target) const;
 

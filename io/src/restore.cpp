@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "block_reader.hpp"
 #include "contents.hpp"
@@ -228,13 +229,13 @@ class Restore {
     on_all_ranks(world_, [&] { match(); });
     try {
       on_all_ranks(world_, [&] { fill(); });
-      if (is_complete() && options_.verify == Verify::full) compare_digest();
+      if (is_digested()) compare_digest();
     } catch (const CheckpointError& refusal) {
       if (topology_.rank() == 0) drop_verified_marker(path_);
       throw DamagedCheckpoint(refusal.what());
     }
     check_filled();
-    if (is_complete() && options_.verify == Verify::full && topology_.rank() == 0)
+    if (is_digested() && topology_.rank() == 0)
       leave_verified_marker(path_, contents_->certificate.root);
     for (Participant* participant : participants_) participant->restored();
     return result();
@@ -255,6 +256,8 @@ class Restore {
 
   /// All of the file goes into all of the run.
   bool is_complete() const { return options_.only.empty() && !options_.weights_only; }
+  /// Then what came into the arrays is compared with what was saved.
+  bool is_digested() const { return is_complete() && options_.verify == Verify::full; }
   std::string refused(const std::string& reason, const char* suggestion) const
   {
     return fmt::format("checkpoint {} is refused ({}); {}", path_.string(), reason, suggestion);
@@ -270,7 +273,9 @@ class Restore {
   std::vector<Match> matches_;
   std::vector<std::uint64_t> filled_;  ///< elements of each optimizer that this rank filled
   Cut cut_;
-  std::vector<float> staging_;  ///< on the way to a device
+  std::vector<std::pair<std::size_t, std::size_t>> padding_;  ///< of the blocks that are filled
+  std::uint64_t digest_ = 0;                                  ///< of what this rank filled
+  std::vector<float> staging_;                                ///< on the way to a device
 };
 
 void Restore::read_metadata()
@@ -397,11 +402,15 @@ void Restore::fill_blocks(std::size_t index, std::size_t first, std::size_t last
   const std::vector<std::uint32_t>& shard = state.plan->shard(topology_.rank());
   const SlotLayout& slot = state.plan->layout(topology_.model_rank());
   cut_.clear();
+  padding_.clear();
   for (std::size_t b = first; b < last; ++b) {
     const std::uint32_t p = slot.parameter_of(shard[b]);
     const Piece& piece = slot.piece(p);
     const std::size_t begin = (shard[b] - piece.first_block) * block_elements;
     const std::size_t end = std::min(piece.elements, begin + block_elements);
+    if (end - begin < block_elements)
+      padding_.emplace_back((b - first) * block_elements + (end - begin),
+                            (b - first + 1) * block_elements);
     for (std::size_t e = begin; e < end;) {
       // Consecutive both in the file and in the shard.
       const auto run = layout.locate(match.parameters[p], piece.global_index(e));
@@ -419,11 +428,19 @@ void Restore::fill_blocks(std::size_t index, std::size_t first, std::size_t last
   for (std::size_t a = 0; a < state.arrays.size(); ++a) {
     float* const target = state.arrays[a].data + first * block_elements;
     float* const here = state.device != nullptr ? staging_.data() : target;
-    std::fill_n(here, elements, 0.0f);  // what is not an element is padding
-    if (match.arrays[a] != Match::none) {
+    if (match.arrays[a] == Match::none) {
+      std::fill_n(here, elements, 0.0f);
+    } else if (cut_.is_straight()) {
+      reader.read(match.optimizer, match.arrays[a], cut_.blocks(), here);
+    } else {
       reader.read(match.optimizer, match.arrays[a], cut_.blocks());
       cut_.take(reader.buffer(), here);
     }
+    for (const auto& [begin, end] : padding_) std::fill(here + begin, here + end, 0.0f);
+    if (is_digested())  // while it is in the cache
+      for (std::size_t b = first; b < last; ++b)
+        digest_ += state_digest_part(participants_[index]->name(), state, topology_.rank(),
+                                     state.arrays[a].name, b, here + (b - first) * block_elements);
     if (state.device != nullptr) state.device->copy(target, here, elements * sizeof(float));
   }
 }
@@ -453,7 +470,9 @@ void Restore::check_filled()
 
 void Restore::compare_digest()
 {
-  const std::uint64_t digest = state_digest(participants_, world_);
+  std::uint64_t digest = digest_;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &digest, 1, MPI_UINT64_T, MPI_SUM, world_),
+            "MPI_Allreduce of the state digest");
   if (digest != contents_->certificate.state_digest)
     throw CheckpointError(
         refused(fmt::format("the restored state has digest {:016x} and its certificate {:016x}",
