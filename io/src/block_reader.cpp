@@ -105,13 +105,6 @@ void BlockReader::read(std::size_t optimizer, std::size_t array,
                        std::span<const std::size_t> blocks, float* into)
 {
   const float* const buffer = load(contents_.place(optimizer, array), blocks, into);
-  // What comes next is most often what follows in the file: it is read while this is hashed.
-  if (!blocks.empty()) {
-    const std::size_t next = blocks.back() + 1;
-    const std::size_t left = contents_.layouts[optimizer].blocks() - next;
-    file_.start_reading(contents_.place(optimizer, array).data + next * block_bytes,
-                        std::min(left, blocks.size()) * block_bytes);
-  }
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const float* values = buffer + i * block_elements;
     if (is_hashed(optimizer, array, blocks[i]) && hash_block(values) != hashes_[i]) {

@@ -167,15 +167,6 @@ void PosixFile::start_writing(std::uint64_t begin, std::uint64_t bytes) const no
 #endif
 }
 
-void PosixFile::start_reading(std::uint64_t begin, std::uint64_t bytes) const noexcept
-{
-  // One call does no more than the device's read-ahead, whatever it is asked for.
-  constexpr std::uint64_t step = std::uint64_t{128} << 10;
-  for (std::uint64_t done = 0; done < bytes; done += step)
-    ::posix_fadvise(descriptor_, static_cast<off_t>(begin + done),
-                    static_cast<off_t>(std::min(step, bytes - done)), POSIX_FADV_WILLNEED);
-}
-
 void PosixFile::sync() const
 {
   if (retried([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);

@@ -37,10 +37,9 @@ class PosixFile {
   /// Makes the file at least `end` bytes long and takes the room for [begin, end) from the file
   /// system now. Where it cannot be asked for room, zeros are written, up to 64 MiB of them.
   void reserve(std::uint64_t begin, std::uint64_t end) const;
-  /// Lets the disk begin with these bytes, which were written or will be read, and does not wait.
-  /// Advice: without it the same happens later.
+  /// Lets the disk begin with these bytes, which were written, and does not wait. Advice: without
+  /// it the same happens later.
   void start_writing(std::uint64_t begin, std::uint64_t bytes) const noexcept;
-  void start_reading(std::uint64_t begin, std::uint64_t bytes) const noexcept;
   void sync() const;
   void close();
 
