@@ -420,7 +420,7 @@ void declare(OptionTable& table, CheckpointBenchConfig& c)
              .argument = "mpiio|skeleton",
              .target = &c.io,
              .role = Role::launch,
-             .help = "how blocks reach the file: parallel HDF5, or writes beside it",
+             .help = "how blocks reach the file: by MPI-IO, or by pwrite",
              .choices = {"mpiio", "skeleton"}});
   table.add({.name = "summary",
              .argument = "FILE.json",

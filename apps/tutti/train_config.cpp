@@ -145,7 +145,7 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("checkpoint-async", c.checkpoint_async, Role::launch, {"on", "off"},
          "write in the background while training goes on; needs the state's memory again");
   choice("checkpoint-io", c.checkpoint_io, Role::launch, {"mpiio", "skeleton"},
-         "by parallel HDF5, or by pwrite at the places that it gives; the same bytes");
+         "by MPI-IO or by pwrite; the same bytes");
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
          "when a checkpoint cannot be written; that of the last step fails the run in any case");
   text("resume", "latest|auto|FILE", c.resume, Role::launch,

@@ -100,18 +100,6 @@ QuietHdf5::QuietHdf5()
 
 QuietHdf5::~QuietHdf5() { H5Eset_auto2(H5E_DEFAULT, function_, data_); }
 
-void ParallelFile::open(const std::filesystem::path& path, MPI_Comm communicator)
-{
-  const PropertyList access = access_list();
-  check_hdf5(H5Pset_fapl_mpio(access.get(), communicator, MPI_INFO_NULL), "H5Pset_fapl_mpio");
-  id_ = check_hdf5(H5Fopen(path.c_str(), H5F_ACC_RDWR, access.get()), "H5Fopen");
-}
-
-void ParallelFile::close()
-{
-  if (id_ >= 0) check_hdf5(H5Fclose(std::exchange(id_, H5I_INVALID_HID)), "H5Fclose");
-}
-
 void make_empty_file(const std::filesystem::path& path)
 {
   const PropertyList creation = creation_list(H5P_FILE_CREATE);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Thin RAII over HDF5 identifiers, checked calls and the few compound operations that a checkpoint
-// is made of. Only `open_on_all_ranks` and closing what it returned are collective; a handle of it
-// must be closed by close(), since a destructor may run on one rank alone.
+// is made of. Files are opened by one rank or by each for itself; nothing here is collective.
 #pragma once
 
 #include <mpi.h>
@@ -77,22 +76,6 @@ using Datatype = Handle<H5Tclose>;
 using Group = Handle<H5Gclose>;
 using Attribute = Handle<H5Aclose>;
 using PropertyList = Handle<H5Pclose>;
-
-/// A file that all ranks opened together. Its destructor never closes: only `close()` does, and it
-/// is collective.
-class ParallelFile {
- public:
-  ParallelFile() = default;
-  explicit ParallelFile(hid_t id) : id_(id) {}
-  ParallelFile(const ParallelFile&) = delete;
-  ParallelFile& operator=(const ParallelFile&) = delete;
-  hid_t get() const { return id_; }
-  void open(const std::filesystem::path& path, MPI_Comm communicator);
-  void close();
-
- private:
-  hid_t id_ = H5I_INVALID_HID;
-};
 
 /// A new file with nothing in it (less than 1 KiB), over whatever `path` is.
 void make_empty_file(const std::filesystem::path& path);

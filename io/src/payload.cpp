@@ -138,7 +138,7 @@ void Payload::judge()
   }
 }
 
-void Payload::write() const
+void Payload::write(const WriteAt& write_at) const
 {
   auto offset = offsets.begin();
   for (const Source& source : sources)
@@ -148,25 +148,20 @@ void Payload::write() const
         // Blocks side by side go in one call, the others one by one.
         const std::size_t together = run.stride == 1 ? run.count : 1;
         for (std::size_t b = 0; b < run.count; b += together)
-          file.write_at(*offset + (run.first + b * run.stride) * block_bytes,
-                        values + b * block_elements, together * block_bytes);
-        start_writing(*offset, run);
+          write_at(*offset + (run.first + b * run.stride) * block_bytes,
+                   values + b * block_elements, together * block_bytes);
+        const std::size_t span = (run.count - 1) * run.stride + 1;
+        file.start_writing(*offset + run.first * block_bytes, span * block_bytes);
       });
       ++offset;
     }
   for (const OwnSource& source : own) {
     each_run(source, [&](std::size_t first, std::size_t count, const std::byte* bytes) {
       stop_if_given_up();
-      file.write_at(*offset + first * block_bytes, bytes, count * block_bytes);
+      write_at(*offset + first * block_bytes, bytes, count * block_bytes);
     });
     ++offset;
   }
-}
-
-void Payload::start_writing(std::uint64_t offset, const BlockRun& run) const noexcept
-{
-  const std::size_t blocks = (run.count - 1) * run.stride + 1;
-  file.start_writing(offset + run.first * block_bytes, blocks * block_bytes);
 }
 
 void Payload::sync() const { file.sync(); }

@@ -72,10 +72,15 @@ class Payload {
   /// optimizer state cannot have.
   void judge();
   /// Writes all blocks at their offsets.
-  void write() const;
-  /// Lets the disk begin with a run that was written, while the next one is on its way; `offset`:
-  /// of its array.
-  void start_writing(std::uint64_t offset, const BlockRun& run) const noexcept;
+  using WriteAt = std::function<void(std::uint64_t offset, const void* data, std::size_t bytes)>;
+  void write(const WriteAt& write_at) const;
+  /// By `file` itself.
+  void write() const
+  {
+    write([this](std::uint64_t offset, const void* data, std::size_t bytes) {
+      file.write_at(offset, data, bytes);
+    });
+  }
   void sync() const;
   void reach(Phase phase) const
   {

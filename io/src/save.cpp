@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "mpi_file.hpp"
 #include "retention.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/error.hpp"
@@ -300,46 +301,24 @@ void Save::write()
   });
 }
 
-/// By parallel HDF5: all ranks open the file together, each writes its own blocks independently.
+/// All ranks open the file together, each writes its own blocks independently.
 void Save::write_by_mpiio() const
 {
-  ParallelFile file;
+  MpiFile file;
   // Every rank has just opened the file by itself, so this does not fail on some of them only.
-  on_all_ranks(world_, [&] {
-    try {
-      file.open(temporary_, world_);
-    } catch (const Hdf5Failure& failure) {
-      fail(failure);
-    }
-  });
-  const auto close = [&] {
-    on_all_ranks(world_, [&] {
-      try {
-        file.close();
-      } catch (const Hdf5Failure& failure) {
-        fail(failure);
-      }
-    });
-  };
+  on_all_ranks(world_, [&] { file.open(temporary_, world_); });
+  const auto close = [&] { on_all_ranks(world_, [&] { file.close(); }); };
   try {
     on_all_ranks(world_, [&] {
       payload_->reach(Phase::save_payload);
-      for (std::size_t i = 0; i < payload_->sources.size(); ++i) {
-        const Source& source = payload_->sources[i];
-        if (source.flat_blocks.empty()) continue;
-        for (const StateArray& array : source.arrays) {
-          const std::string path = manifest_.optimizers[i].data_path(array.name);
-          Dataset dataset;
-          try {
-            dataset = {H5Dopen2(file.get(), path.c_str(), H5P_DEFAULT), "H5Dopen"};
-          } catch (const Hdf5Failure& failure) {
-            fail(failure);
-          }
-          write_array(dataset.get(), source, array, path);
+      payload_->write([&](std::uint64_t offset, const void* data, std::size_t bytes) {
+        try {
+          file.write_at(offset, data, bytes);
+        } catch (const IoError&) {
+          payload_->file.write_at(offset, data, bytes);  // MPI-IO does not say why; this does
+          throw;
         }
-      }
-      for (std::size_t i = 0; i < payload_->own.size(); ++i)
-        write_own_array(file.get(), manifest_.own_arrays[i], payload_->own[i]);
+      });
     });
   } catch (const MpiError&) {
     throw;
@@ -352,57 +331,6 @@ void Save::write_by_mpiio() const
     throw;
   }
   close();
-}
-
-void Save::write_array(hid_t dataset, const Source& source, const StateArray& array,
-                       const std::string& path) const
-{
-  const std::uint64_t elements = source.layout.blocks() * block_elements;
-  const Dataspace flat = flat_space(elements);
-  payload_->each_run(source, array, [&](const BlockRun& run, const float* values) {
-    const hsize_t begin = run.first * block_elements;
-    const hsize_t stride = run.stride * block_elements;
-    const hsize_t count = run.count;
-    const hsize_t width = block_elements;
-    try {
-      check_hdf5(H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, &stride, &count, &width),
-                 "H5Sselect_hyperslab");
-      const Dataspace memory = flat_space(run.count * block_elements);
-      check_hdf5(H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory.get(), flat.get(), H5P_DEFAULT, values),
-                 "H5Dwrite");
-      payload_->start_writing(H5Dget_offset(dataset), run);
-    } catch (const Hdf5Failure& failure) {
-      // MPI-IO does not say why. The same bytes at the same place by POSIX do.
-      const haddr_t offset = H5Dget_offset(dataset);
-      for (std::size_t b = 0; b < run.count && offset != HADDR_UNDEF; ++b)
-        payload_->file.write_at(offset + (run.first + b * run.stride) * block_bytes,
-                                values + b * block_elements, block_bytes);
-      throw IoError(fmt::format("cannot write {} of {} ({}); the previous checkpoint is untouched",
-                                path, temporary_.string(), failure.what()));
-    }
-  });
-}
-
-void Save::write_own_array(hid_t file, const OwnArrayEntry& array, const OwnSource& source) const
-{
-  if (source.bytes == 0) return;
-  const hid_t type = hdf5_type(array.type);
-  const hsize_t per_block = block_bytes / bytes_of(array.type);
-  try {
-    const Dataset dataset(H5Dopen2(file, array.data_path().c_str(), H5P_DEFAULT), "H5Dopen");
-    const Dataspace flat = flat_space(array.elements_in_file());
-    payload_->each_run(source, [&](std::size_t first, std::size_t blocks, const std::byte* bytes) {
-      const hsize_t begin = first * per_block;
-      const hsize_t count = blocks * per_block;
-      check_hdf5(H5Sselect_hyperslab(flat.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
-                 "H5Sselect_hyperslab");
-      const Dataspace memory = flat_space(count);
-      check_hdf5(H5Dwrite(dataset.get(), type, memory.get(), flat.get(), H5P_DEFAULT, bytes),
-                 "H5Dwrite");
-    });
-  } catch (const Hdf5Failure& failure) {
-    fail(failure);
-  }
 }
 
 // --- publication ---------------------------------------------------------------------------------

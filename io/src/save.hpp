@@ -52,9 +52,6 @@ class Save {
   void look_at_own_arrays();
   void create_skeleton();
   void write_by_mpiio() const;
-  void write_array(hid_t dataset, const Source& source, const StateArray& array,
-                   const std::string& path) const;
-  void write_own_array(hid_t file, const OwnArrayEntry& array, const OwnSource& source) const;
   void gather_hashes();
   void complete();
   void give_name();

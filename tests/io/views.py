@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reads a checkpoint by h5py and compares its views with the files that the test wrote.
+"""Reads a checkpoint by h5py and h5dump and compares its views with the files that the test wrote.
 
 usage: views.py CHECKPOINT DIRECTORY README
 """
 import json
 import os
+import subprocess
 import sys
 
 import h5py
@@ -21,6 +22,15 @@ def exported(checkpoint, directory, readme):
     path = os.path.join(directory, "exported.npz")
     names["export"](checkpoint, path)
     return numpy.load(path)
+
+
+def compare_dump(checkpoint, view, expected, directory):
+    dumped = os.path.join(directory, "dumped")
+    command = ["h5dump", "-p", "-d", view, "-b", "LE", "-o", dumped, checkpoint]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "VIRTUAL" in said, said
+    values = numpy.fromfile(dumped, dtype="<u4")
+    assert (values == expected).all(), f"h5dump sees other values in {view}"
 
 
 def main(checkpoint, directory, readme):
@@ -46,6 +56,8 @@ def main(checkpoint, directory, readme):
                 values = numpy.ascontiguousarray(view[()]).view("<u4").ravel()
                 assert (values == expected).all(), f"{name}/{array} has other values"
                 compared += 1
+                if array == "master":
+                    compare_dump(checkpoint, view.name, expected, directory)
                 if array == "master":
                     optimizer = "momentum/head" if name == "head" else "adam"
                     saved = archive[f"{optimizer}/{name}"]

@@ -1324,12 +1324,16 @@ def killed_in_save(t):
         victims = ["rank=1" if phase in everywhere else "rank=0", "rank=0,process=launcher"]
         if phase in everywhere:
             victims.append("rank=*")  # the others come to no later phase
+        if phase in ("save_payload", "save_sync", "save_complete", "save_publish"):
+            victims.append("rank=0,in the background")
         for victim in victims:
             what = f"killed in {phase}, {victim}"
             folder = t.scratch / what.replace(" ", "-").replace("*", "all")
             shutil.copytree(before, folder)
             resume_flags = ["--resume", "latest"]
-            is_killed(what, folder, f"die:step=4,phase={phase},{victim}", *resume_flags)
+            victim, _, background = victim.partition(",in the ")
+            saving = ["--checkpoint-async", "on"] if background else []
+            is_killed(what, folder, f"die:step=4,phase={phase},{victim}", *resume_flags, *saving)
             again = t.train_ok(2, *base, "--checkpoint-dir", folder, *resume_flags)
             step = 4 if phase in ("save_pointer", "save_retain") else 2
             t.check(f"at step {step}" in again.err, f"{what}: resumed at step {step}", again)

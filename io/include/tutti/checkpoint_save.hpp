@@ -21,7 +21,7 @@ inline constexpr std::uint32_t checkpoint_format_version = 1;
 
 /// How each rank's blocks reach the file; the payload is the same, byte for byte.
 enum class CheckpointIo : std::uint8_t {
-  mpiio,     ///< parallel HDF5, independent writes
+  mpiio,     ///< MPI-IO, independent writes
   skeleton,  ///< pwrite at the datasets' offsets, without MPI or HDF5
 };
 
