@@ -34,8 +34,7 @@ void MpiFile::fail(const char* verb, const std::string& reason) const
 void MpiFile::open(const std::filesystem::path& path, MPI_Comm communicator)
 {
   path_ = path;
-  int status =
-      MPI_File_open(communicator, path.c_str(), MPI_MODE_WRONLY, MPI_INFO_NULL, &file_);
+  int status = MPI_File_open(communicator, path.c_str(), MPI_MODE_WRONLY, MPI_INFO_NULL, &file_);
   if (status == MPI_SUCCESS) status = MPI_File_set_errhandler(file_, MPI_ERRORS_RETURN);
   if (status != MPI_SUCCESS) fail("open", text_of(status));
 }
@@ -46,8 +45,8 @@ void MpiFile::write_at(std::uint64_t offset, const void* data, std::size_t bytes
   while (bytes > 0) {
     const int count = static_cast<int>(std::min(bytes, most_bytes));
     MPI_Status written;
-    const int status = MPI_File_write_at(file_, static_cast<MPI_Offset>(offset), from, count,
-                                         MPI_BYTE, &written);
+    const int status =
+        MPI_File_write_at(file_, static_cast<MPI_Offset>(offset), from, count, MPI_BYTE, &written);
     if (status != MPI_SUCCESS) fail("write", text_of(status));
     int done = 0;
     if (MPI_Get_count(&written, MPI_BYTE, &done) != MPI_SUCCESS || done != count)

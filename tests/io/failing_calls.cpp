@@ -27,8 +27,8 @@ bool fails(Call call, int descriptor)
   char path[4096];
   const ssize_t length =
       readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-  if (length <= 0 || std::string(path, static_cast<std::size_t>(length)).find(".h5.") ==
-                         std::string::npos)
+  if (length <= 0 ||
+      std::string(path, static_cast<std::size_t>(length)).find(".h5.") == std::string::npos)
     return false;
   errno = failure;
   return true;
@@ -129,8 +129,11 @@ TEST_CASE("what the file system refuses to one rank is one error on all, and cos
     int number;
   };
   const int victim = world_size() - 1;
-  for (const Failure& planned : {Failure{Call::write, EIO}, {Call::write, EDQUOT},
-                                 {Call::write, ENOSPC}, {Call::sync, EIO}, {Call::sync, EDQUOT},
+  for (const Failure& planned : {Failure{Call::write, EIO},
+                                 {Call::write, EDQUOT},
+                                 {Call::write, ENOSPC},
+                                 {Call::sync, EIO},
+                                 {Call::sync, EDQUOT},
                                  {Call::open, EACCES}})
     for (const int way : {0, 1, 2}) {  // mpiio, skeleton, in the background
       INFO("call " << static_cast<int>(planned.call) << ", errno " << planned.number << ", way "

@@ -47,7 +47,8 @@ def load(path):
         name: directive(name)
         for name in "version variant depends_on conflicts requires license run_after".split()
     }
-    for name in ("Executable", "SkipTest", "cache_extra_test_sources", "check_outputs"):
+    for name in ("Executable", "SkipTest", "cache_extra_test_sources", "check_outputs",
+                 "join_path"):
         package[name] = None
     package["when"] = when
     module("spack")
