@@ -47,7 +47,7 @@ class Lines {
  public:
   void add(const char* name, const std::string& value)
   {
-    if (!value.empty()) text_ += fmt::format("  {:<18}{}\n", name, value);
+    if (!value.empty()) text_ += fmt::format("  {:<19}{}\n", name, value);
   }
   std::string text_;
 };

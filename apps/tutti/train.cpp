@@ -532,9 +532,10 @@ void Trainer::summarize()
       "{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
       control.step, control.attempt, skipped, committed, dropped);
   if (accuracy_) text += fmt::format("test accuracy {:.4f}, ", *accuracy_);
-  text += fmt::format(
-      "last loss {:.4f}, loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n",
-      final_loss_, control.loss_scale, wall, rate, digest);
+  text += presented_samples_ > 0 ? fmt::format("last loss {:.4f}, ", final_loss_)
+                                 : "no update in this run, ";
+  text += fmt::format("loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n",
+                      control.loss_scale, wall, rate, digest);
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
   if (halted_) reporter_->warn(halt_text());
