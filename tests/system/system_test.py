@@ -1491,7 +1491,7 @@ def incidents(t):
     t.check(said.code == 0 and "adam/output.weight[5] at micro_batch" in said.out, "ls", said)
     for path in (folder, folder / "incident-000000000002.json"):
         said = t.command(["incident", "show", path])
-        t.check(said.code == 0 and "micro-batch       2\n" in said.out, "show", said)
+        t.check(said.code == 0 and "micro-batch        2\n" in said.out, "show", said)
     said = t.command(["incident", "show", "--json", folder], 2)
     t.check(said.code == 0 and json.loads(said.out) == found, "show --json on 2 ranks", said)
     t.check_refusal(t.command(["incident"]), 2, ["ls, show"], "incident without an action")
