@@ -3,8 +3,6 @@
 // is made of. Files are opened by one rank or by each for itself; nothing here is collective.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <span>
