@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "tutti/memory_bound.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
+#include "watch.hpp"
 
 namespace tutti::apps {
 namespace {
@@ -29,6 +31,10 @@ namespace {
 constexpr std::array<const char*, 7> phase_names = {
     "exchange + scan", "ballot", "stage", "gather", "confirm", "publish", "waiting"};
 constexpr std::uint64_t warm_up_steps = 2;
+/// Steps of one kind in a row, when steps with and without guards are compared by turns.
+constexpr std::uint64_t guard_block = 10;
+constexpr double digest_every = 100;      ///< steps between two checks, in the cost that is told
+constexpr double watchdog_seconds = 300;  ///< as in training
 /// Seconds of memory measurement between two steps, and the arrays for it: larger than the caches
 /// together.
 constexpr double bound_seconds = 0.15;
@@ -121,6 +127,8 @@ void declare(OptionTable& table, BenchConfig& c)
              .role = Role::launch,
              .help = "share of the state that each rank owns",
              .check = [](const std::string& text) { parse_rank_weights(text, 0, 1); }});
+  whole("guard-blocks", c.guard_blocks, 0, 1e4,
+        "times 10 steps with and 10 without watchdog, incidents and digests, to compare; 0: none");
   table.add({.name = "summary",
              .argument = "FILE.json",
              .target = &c.summary,
@@ -128,12 +136,40 @@ void declare(OptionTable& table, BenchConfig& c)
              .help = "the result as JSON"});
 }
 
-ExitCode bench_step(const BenchConfig& c)
-{
+namespace {
+
+/// A model, its optimizer and gradients that stay in place from step to step: nobody writes them
+/// but this program, which the norm proves.
+class StepBench {
+ public:
+  explicit StepBench(const BenchConfig& config);
+  StepBench(const StepBench&) = delete;
+  StepBench& operator=(const StepBench&) = delete;
+
+  struct Step {
+    double accumulate = 0, boundary = 0;  ///< seconds, of this rank
+  };
+  /// Collective: one committed update.
+  Step step(Coordinator& coordinator);
+  std::unique_ptr<Coordinator> make_coordinator(CoordinatorOptions options);
+  void close();
+
   const MPI_Comm world = MPI_COMM_WORLD;
+  const BenchConfig& config;
+  Precision precision;
+  AdamOptions options;
+  std::unique_ptr<Topology> topology;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<ShardedAdam> adam;
+
+ private:
+  std::optional<double> norm_;
+};
+
+StepBench::StepBench(const BenchConfig& c) : config(c), precision(*precision_named(c.precision))
+{
   int ranks = 1;
   check_mpi(MPI_Comm_size(world, &ranks), "MPI_Comm_size");
-  const Precision precision = *precision_named(c.precision);
   const int model_parallel = static_cast<int>(c.model_parallel);
   collectively(world, [&] {
     if (ranks % model_parallel != 0)
@@ -148,11 +184,7 @@ ExitCode bench_step(const BenchConfig& c)
   TopologyOptions topology_options;
   topology_options.model_parallel = model_parallel;
   topology_options.shared_memory = c.shared_memory == "on";
-  Topology topology(world, topology_options);
-  std::unique_ptr<Device> device;
-  std::unique_ptr<ShardedAdam> adam;
-  std::unique_ptr<Coordinator> coordinator;
-  AdamOptions options;
+  topology = std::make_unique<Topology>(world, topology_options);
   options.update = c.update == "in_place" ? UpdateMode::in_place : UpdateMode::staged;
   options.fp32_wire = c.wire == "fp32";
   options.reduce_scatter = c.exchange == "reduce_scatter";
@@ -166,47 +198,99 @@ ExitCode bench_step(const BenchConfig& c)
                     .shape = {c.elements},
                     .precision = precision,
                     .placement = Placement::split});
-    adam = std::make_unique<ShardedAdam>(topology, *device, std::move(parameters), options);
+    adam = std::make_unique<ShardedAdam>(*topology, *device, std::move(parameters), options);
   });
-  CoordinatorOptions coordinator_options;
-  coordinator_options.policy.max_norm = c.max_norm;
-  coordinator_options.policy.update = options.update;
-  coordinator_options.window_samples = static_cast<std::uint64_t>(topology.data_parallel());
-  coordinator = std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()},
-                                              coordinator_options);
-  std::vector<std::byte> gradient;
   collectively(world, [&] {
     adam->initialize([&](std::size_t) { return std::vector<float>(c.elements, 0.5f); });
-    gradient.resize(adam->piece(0).elements * bytes_of(precision));
-    fill_gradient(gradient, precision, static_cast<std::uint64_t>(topology.rank()));
+    std::vector<std::byte> gradient(adam->piece(0).elements * bytes_of(precision));
+    fill_gradient(gradient, precision, static_cast<std::uint64_t>(topology->rank()));
     device->copy(adam->gradient(0), gradient.data(), gradient.size());
   });
+}
 
-  // Gradients stay in place from step to step: nobody writes them but this program, which the norm
-  // proves.
-  double first_norm = 0;
+std::unique_ptr<Coordinator> StepBench::make_coordinator(CoordinatorOptions coordinator)
+{
+  coordinator.policy.max_norm = config.max_norm;
+  coordinator.policy.update = options.update;
+  coordinator.window_samples = static_cast<std::uint64_t>(topology->data_parallel());
+  return std::make_unique<Coordinator>(*topology, std::vector<Participant*>{adam.get()},
+                                       std::move(coordinator));
+}
+
+StepBench::Step StepBench::step(Coordinator& coordinator)
+{
+  check_mpi(MPI_Barrier(world), "MPI_Barrier");
+  const double begin = MPI_Wtime();
+  Window window = coordinator.open_window();
+  window.add_micro_batch(1.0, 1);
+  const double accumulated = MPI_Wtime();
+  check_mpi(MPI_Barrier(world), "MPI_Barrier");
+  const double start = MPI_Wtime();
+  const Outcome outcome = coordinator.step(window);
+  const double end = MPI_Wtime();
+  if (!outcome.committed() || outcome.grad_norm != norm_.value_or(outcome.grad_norm))
+    throw Refusal(
+        ExitCode::error,
+        fmt::format("step {} is no measurement (norm {}, first norm {}); this is a defect of tutti",
+                    outcome.step, outcome.grad_norm, norm_.value_or(0)));
+  norm_ = outcome.grad_norm;
+  return {accumulated - begin, end - start};
+}
+
+void StepBench::close()
+{
+  adam->close_buffers();
+  topology->close();
+}
+
+/// What watchdog, incidents and digests every `digest_every` steps cost while nothing goes wrong:
+/// the time of a step with them over that of a step without. Collective. Blocks of steps of both
+/// kinds are measured by turns; medians are taken of the ordinary steps and of the two that make a
+/// check.
+double guarded_over_plain(StepBench& bench)
+{
+  CoordinatorOptions options;
+  const std::unique_ptr<Coordinator> plain = bench.make_coordinator(options);
+  const auto watch = std::make_unique<Watch>(*bench.topology, watchdog_seconds);
+  options.watchdog = &watch->watchdog();
+  // Stays empty, as nothing goes wrong.
+  options.incident_dir = std::filesystem::temp_directory_path() / "tutti-bench-incidents";
+  options.policy.digest_every = guard_block;
+  const std::unique_ptr<Coordinator> guarded = bench.make_coordinator(options);
+  std::vector<double> without, ordinary, taking, comparing;
+  const auto measure = [&](Coordinator& coordinator, std::vector<double>& seconds) {
+    seconds.push_back(over_ranks(bench.step(coordinator).boundary, MPI_MAX, bench.world));
+  };
+  // From here each block of guarded steps holds a whole check: owners take digests with the update
+  // that ends in a multiple of digest_every, all ranks compare theirs in the window after it.
+  bench.step(*guarded);
+  for (std::uint64_t block = 0; block < bench.config.guard_blocks; ++block) {
+    for (std::uint64_t s = 0; s < guard_block; ++s) measure(*plain, without);
+    for (std::uint64_t s = 0; s + 2 < guard_block; ++s) measure(*guarded, ordinary);
+    measure(*guarded, taking);
+    measure(*guarded, comparing);
+  }
+  plain->close();
+  guarded->close();
+  const double check = median(taking) + median(comparing) - 2 * median(ordinary);
+  return (median(ordinary) + check / digest_every) / median(without);
+}
+
+}  // namespace
+
+ExitCode bench_step(const BenchConfig& c)
+{
+  StepBench bench(c);
+  const MPI_Comm world = bench.world;
+  const Topology& topology = *bench.topology;
+  const std::unique_ptr<Coordinator> coordinator = bench.make_coordinator({});
   std::vector<double> step_seconds, accumulate_seconds;
   std::array<std::vector<double>, phase_names.size()> phase_seconds;
   std::array<std::vector<double>, 3> bounds;  // GB/s of all ranks together: copy, multiply, triad
   for (std::uint64_t s = 0; s < warm_up_steps + c.steps; ++s) {
-    check_mpi(MPI_Barrier(world), "MPI_Barrier");
-    const double begin = MPI_Wtime();
-    Window window = coordinator->open_window();
-    window.add_micro_batch(1.0, 1);
-    const double accumulated = MPI_Wtime();
-    check_mpi(MPI_Barrier(world), "MPI_Barrier");
-    const double start = MPI_Wtime();
-    const Outcome outcome = coordinator->step(window);
-    const double mine = MPI_Wtime() - start;
-    if (!outcome.committed() || (s > 0 && outcome.grad_norm != first_norm))
-      throw Refusal(
-          ExitCode::error,
-          fmt::format(
-              "step {} is no measurement (norm {}, first norm {}); this is a defect of tutti", s,
-              outcome.grad_norm, first_norm));
-    first_norm = outcome.grad_norm;
-    const double slowest = over_ranks(mine, MPI_MAX, world);
-    const double accumulate = over_ranks(accumulated - begin, MPI_MAX, world);
+    const StepBench::Step mine = bench.step(*coordinator);
+    const double slowest = over_ranks(mine.boundary, MPI_MAX, world);
+    const double accumulate = over_ranks(mine.accumulate, MPI_MAX, world);
     const PhaseTimes& t = coordinator->times();
     // The last rank to reach a ballot waits for nobody: its time is what the ballot costs; what
     // others spend there beyond it is waiting for a slower rank's kernels.
@@ -232,11 +316,10 @@ ExitCode bench_step(const BenchConfig& c)
   }
 
   const double seconds = median(step_seconds);
-  const double wire =
-      options.fp32_wire || options.reduce_scatter ? 4 : static_cast<double>(bytes_of(precision));
-  const double own = bytes_per_parameter(topology, !options.reduce_scatter, wire,
-                                         static_cast<double>(bytes_of(precision)));
-  const double bytes = over_ranks(own, MPI_SUM, world) / ranks;
+  const double value = static_cast<double>(bytes_of(bench.precision));
+  const double wire = bench.options.fp32_wire || bench.options.reduce_scatter ? 4 : value;
+  const double own = bytes_per_parameter(topology, !bench.options.reduce_scatter, wire, value);
+  const double bytes = over_ranks(own, MPI_SUM, world) / topology.size();
   const double elements = static_cast<double>(c.elements);
   const double moved = bytes * elements / seconds / 1e9;
   std::array<double, 3> bound{};
@@ -247,15 +330,15 @@ ExitCode bench_step(const BenchConfig& c)
 
   nlohmann::ordered_json share = nlohmann::ordered_json::object();
   for (std::size_t p = 0; p < phases.size(); ++p) share[phase_names[p]] = phases[p] / seconds;
-  const nlohmann::ordered_json result = {
+  nlohmann::ordered_json result = {
       {"elements", c.elements},
-      {"ranks", ranks},
-      {"model_parallel", model_parallel},
+      {"ranks", topology.size()},
+      {"model_parallel", c.model_parallel},
       {"precision", c.precision},
       {"wire", wire == 4 ? "fp32" : c.precision},
       {"update", c.update},
-      {"exchange", adam->exchange_description()},
-      {"device", device->name()},
+      {"exchange", bench.adam->exchange_description()},
+      {"device", bench.device->name()},
       {"step_seconds", seconds},
       {"accumulate_seconds", median(accumulate_seconds)},
       {"parameters_per_second", elements / seconds},
@@ -265,6 +348,8 @@ ExitCode bench_step(const BenchConfig& c)
       {"bounds", {{"copy", bound[0]}, {"multiply", bound[1]}, {"triad", bound[2]}}},
       {"fraction_of_bound", moved / best},
       {"phase_share", share}};
+  coordinator->close();
+  if (c.guard_blocks > 0) result["guarded_over_plain"] = guarded_over_plain(bench);
   collectively(world, [&] {
     if (topology.rank() == 0 && !c.summary.empty())
       write_text_file(c.summary, result.dump(2) + "\n");
@@ -273,9 +358,9 @@ ExitCode bench_step(const BenchConfig& c)
     fmt::print(
         "{} parameters, {} ranks ({} data-parallel x {} model-parallel), model {}, wire {}, {} "
         "update\n",
-        c.elements, ranks, topology.data_parallel(), model_parallel, c.precision,
+        c.elements, topology.size(), topology.data_parallel(), c.model_parallel, c.precision,
         wire == 4 ? "fp32" : c.precision, c.update);
-    fmt::print("{}, {}\n", device->name(), adam->exchange_description());
+    fmt::print("{}, {}\n", bench.device->name(), bench.adam->exchange_description());
     fmt::print(
         "step            {:9.2f} ms   {:.0f} million parameters/s (median of {}, slowest rank)\n",
         seconds * 1e3, elements / seconds / 1e6, c.steps);
@@ -290,10 +375,14 @@ ExitCode bench_step(const BenchConfig& c)
     for (std::size_t p = 0; p < phases.size(); ++p)
       fmt::print("  {:<15} {:7.2f} ms {:6.2f} %\n", phase_names[p], phases[p] * 1e3,
                  100 * phases[p] / seconds);
+    if (c.guard_blocks > 0)
+      fmt::print(
+          "guards          {:9.4f} of a step without watchdog, incidents and digests every {} "
+          "steps "
+          "({} blocks)\n",
+          result["guarded_over_plain"].get<double>(), digest_every, c.guard_blocks);
   }
-  coordinator->close();
-  adam->close_buffers();
-  topology.close();
+  bench.close();
   return ExitCode::ok;
 }
 

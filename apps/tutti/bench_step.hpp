@@ -11,7 +11,7 @@
 namespace tutti::apps {
 
 struct BenchConfig {
-  std::uint64_t elements = 32000000, steps = 10, model_parallel = 1;
+  std::uint64_t elements = 32000000, steps = 10, model_parallel = 1, guard_blocks = 0;
   std::string precision = "fp16", wire = "auto", update = "staged", exchange = "ordered",
               shared_memory = "on";
   std::string rank_weights = "equal", summary;

@@ -1360,10 +1360,17 @@ def killed_in_save(t):
 
 def bench(t):
     result = t.command(
-        ["bench", "step", "--elements", "1000003", "--steps", "3", "--summary", "summary.json"], 2
+        ["bench", "step", "--elements", "1000003", "--steps", "3", "--guard-blocks", "2"]
+        + ["--summary", "summary.json"],
+        2,
     )
     t.check(result.code == 0, "bench step", result)
     s = result.summary or {}
+    t.check(
+        0.2 < s.get("guarded_over_plain", 0) < 5 and "guards " in result.out,
+        "steps with and without guards",
+        result,
+    )
     t.check(
         s.get("bytes_per_parameter") == 38, "fp16, 2 ranks: 4 + 4 read and written, 16 + 14", result
     )
