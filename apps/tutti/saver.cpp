@@ -20,8 +20,7 @@ constexpr std::chrono::minutes patience{10};
 }  // namespace
 
 Saver::Saver(const TrainConfig& config, std::string configuration, const Topology& topology,
-             Coordinator& coordinator, const FaultPlan& faults, StopRequest& stop,
-             Reporter& reporter)
+             Coordinator& coordinator, StopRequest& stop, Reporter& reporter)
     : config_(config),
       topology_(topology),
       coordinator_(coordinator),
@@ -34,12 +33,8 @@ Saver::Saver(const TrainConfig& config, std::string configuration, const Topolog
           {.configuration = std::move(configuration),
            .io = config.checkpoint_io == "skeleton" ? CheckpointIo::skeleton : CheckpointIo::mpiio,
            .keep = config.checkpoint_keep,
-           .reached = [this, &faults, rank = topology.rank()](Phase phase) {
-             Watchdog* const watchdog = coordinator_.watchdog();
-             if (watchdog != nullptr) watchdog->enter(phase, boundary_step_, boundary_attempt_);
-             faults.reach(phase, rank, boundary_step_, boundary_attempt_);
-             // The rest of a phase is spent in collectives.
-             if (watchdog != nullptr) watchdog->wait();
+           .reached = [this](Phase phase) {
+             coordinator_.reach_in_save(phase, boundary_step_, boundary_attempt_);
            }})
 {
   if (enabled() && background_ && !CheckpointWriter::has_threads()) {

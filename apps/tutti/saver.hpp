@@ -21,10 +21,10 @@ namespace tutti::apps {
 /// ranks, or warn if the run is to go on without it (--on-checkpoint-error).
 class Saver {
  public:
-  /// `configuration`: JSON text for the checkpoints. `faults` fire in the phases of a save. All
+  /// `configuration`: JSON text for the checkpoints. All
   /// references must outlive it. `stop` learns how long a save takes.
   Saver(const TrainConfig& config, std::string configuration, const Topology& topology,
-        Coordinator& coordinator, const FaultPlan& faults, StopRequest& stop, Reporter& reporter);
+        Coordinator& coordinator, StopRequest& stop, Reporter& reporter);
 
   /// The present step is on disk already: the run was resumed from there.
   void resumed() { saved_attempt_ = coordinator_.control().attempt; }

@@ -104,7 +104,6 @@ class Trainer {
   StopRequest& stop_;
   FoundCheckpoint checkpoint_;
 
-  FaultPlan faults_;
   std::unique_ptr<Topology> topology_;
   std::unique_ptr<Watch> watch_;
   ImageData data_;
@@ -139,7 +138,6 @@ Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkp
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
   collectively(world_, [&] { check(config_, table_, ranks); });
   openblas_set_num_threads(1);  // a run's bits must not depend on the machine's core count
-  faults_ = make_fault_plan(config_);
   build();
 }
 
@@ -191,7 +189,7 @@ void Trainer::build()
   coordinator.micro_batches = static_cast<std::uint32_t>(config_.micro_batches);
   coordinator.epoch_samples = data_.train.count;
   coordinator.configuration_hash = configuration_hash(table_);
-  coordinator.faults = faults_;
+  coordinator.faults = make_fault_plan(config_);
   coordinator.incident_dir = !config_.incident_dir.empty() ? config_.incident_dir
                              : !config_.checkpoint_dir.empty()
                                  ? config_.checkpoint_dir + "/incidents"
@@ -209,7 +207,7 @@ void Trainer::build()
                                                  coordinator);
   });
   saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
-                                   faults_, stop_, *reporter_);
+                                   stop_, *reporter_);
   collectively(world_, [&] {
     const std::uint64_t most = std::max<std::uint64_t>(config_.batch, evaluation_batch);
     batch_.images.reserve(most);

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Reports to standard error, one write each, since other ranks speak at the same time.
+// The watchdog of a run of the command, and the SIGTERM that it holds back.
 #include "watch.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
-#include <string>
-
-#include "agreement.hpp"
 
 namespace tutti::apps {
 namespace {
@@ -21,14 +17,6 @@ extern "C" void tell_watchdog(int)
   if (Watchdog* const watchdog = watched.load()) watchdog->terminating();
 }
 
-void report_loss(int speaker, const LossReport& report)
-{
-  const std::string line = fmt::format("tutti: [rank {}] {}\n", speaker, report.message);
-  static_cast<void>(!::write(STDERR_FILENO, line.data(), line.size()));
-  // The other threads may be inside MPI for ever: no destructor may run.
-  if (report.kind == LossReport::Kind::stalled) ::_exit(static_cast<int>(ExitCode::hung));
-}
-
 }  // namespace
 
 Watch::Watch(const Topology& topology, double seconds)
@@ -36,7 +24,7 @@ Watch::Watch(const Topology& topology, double seconds)
   WatchdogOptions options;
   options.seconds = seconds;
   options.on_lost = [rank = topology.rank()](const LossReport& report) {
-    report_loss(rank, report);
+    tell_and_end_stalled(rank, report);
   };
   options.on_terminated = [] {
     std::signal(SIGTERM, SIG_DFL);

@@ -5,8 +5,9 @@
 !>   failure, TUTTI_HALT included, prints its message and ends the program, as an MPI call does.
 !> - Communicators are `type(MPI_Comm)` or integers.
 !> - Arrays are real32 or real64 of any rank and say their own type and size, which is checked.
-!>   They lie in host memory. Sections may be handed in wherever values are copied;
-!>   tutti_parameter_bind and tutti_state_bind need a contiguous array with the `target` attribute.
+!>   They lie in host memory. Sections may be handed in wherever values are copied; what is bound
+!>   (tutti_parameter_bind, tutti_state_bind, tutti_array_bind, which takes int32 and int64, too)
+!>   must be contiguous and have the `target` attribute.
 !> - Shapes are those of the Fortran array; checkpoints hold them reversed, as HDF5 does for
 !>   Fortran. `placement` is TUTTI_REPLICATED, TUTTI_REPLICATED_PARTIAL or the dimension (from 1)
 !>   that is cut; tutti_parameter_piece gives the first index from 1.
@@ -26,11 +27,14 @@ module tutti
     TUTTI_MPI_ERROR = 2, TUTTI_DEVICE_ERROR = 3, TUTTI_IO_ERROR = 4, TUTTI_CHECKPOINT_ERROR = 5, &
     TUTTI_CONFIG_ERROR = 6, TUTTI_HALT = 7, TUTTI_INTERNAL_ERROR = 8
   integer(c_int), parameter, public :: TUTTI_FP16 = 0, TUTTI_BF16 = 1, TUTTI_FP32 = 2, &
-    TUTTI_FP64 = 3
+    TUTTI_FP64 = 3, TUTTI_UINT8 = 4, TUTTI_INT32 = 5, TUTTI_UINT32 = 6, TUTTI_INT64 = 7, &
+    TUTTI_UINT64 = 8
   integer(c_int), parameter, public :: TUTTI_HOST = 0, TUTTI_CUDA = 1
   integer(c_int), parameter, public :: TUTTI_REPLICATED = -1, TUTTI_REPLICATED_PARTIAL = -2
   integer(c_int), parameter, public :: TUTTI_CONTRIBUTION = 0, TUTTI_SUM = 1, TUTTI_COPY = 2
   integer(c_int), parameter, public :: TUTTI_COMMIT = 0, TUTTI_SKIP = 1, TUTTI_HALTED = 2
+  integer(c_int), parameter, public :: TUTTI_SAVE_NONE = 0, TUTTI_SAVE_PENDING = 1, &
+    TUTTI_SAVE_DONE = 2, TUTTI_SAVE_FAILED = 3
   integer(c_int), parameter, public :: TUTTI_REASON_NONE = 0, TUTTI_REASON_GRADIENT = 1, &
     TUTTI_REASON_LOSS = 2, TUTTI_REASON_UPDATE = 3, TUTTI_REASON_CONTROL_MISMATCH = 4, &
     TUTTI_REASON_WINDOW_FAILED = 5, TUTTI_REASON_UPDATE_FAILED = 6, &
@@ -65,7 +69,7 @@ module tutti
     integer(c_int64_t) :: step = 0, attempt = 0, samples = 0, window_begin = 0, window_end = 0
     real(c_double) :: loss = 0, loss_scale = 1, grad_norm = 0, clip = 1, learning_rate_factor = 1
     integer(c_int64_t) :: nonfinite = 0, failure_code = 0
-    integer(c_int32_t) :: rank = -1, stop_requested = 0
+    integer(c_int32_t) :: rank = -1, stop_requested = 0, save = TUTTI_SAVE_NONE, reserved = 0
   end type
 
   type, bind(c), public :: tutti_incident
@@ -78,6 +82,14 @@ module tutti
     integer(c_int64_t) :: step
     real(c_double) :: grad_factor, learning_rate_factor
     type(c_ptr) :: has_gradient  !< of integer(c_int8_t), one a parameter
+  end type
+
+  !> Handed to the procedure of tutti_run_watch.
+  type, bind(c), public :: tutti_loss
+    integer(c_int32_t) :: stalled, rank
+    integer(c_int64_t) :: pid
+    real(c_double) :: seconds
+    type(c_ptr) :: message
   end type
 
   !> c_funloc of bind(c) procedures with the interfaces in tutti.h; left out ones do nothing.
@@ -98,11 +110,14 @@ module tutti
     tutti_parameter_values, tutti_parameter_get, tutti_gradient_set, tutti_gradient_values
   public :: tutti_inspection_add, tutti_state_bind
   public :: tutti_run_create, tutti_run_set_number, tutti_run_set_text, tutti_run_add_optimizer, &
-    tutti_run_start, tutti_run_position, tutti_run_digest, tutti_run_request_stop, tutti_run_destroy
+    tutti_run_start, tutti_run_position, tutti_run_digest, tutti_run_request_stop, &
+    tutti_run_watch, tutti_run_watched, tutti_progress, tutti_run_destroy
   public :: tutti_window_samples, tutti_window_scale, tutti_window_add, tutti_window_fail
-  public :: tutti_step, tutti_step_message, tutti_step_incident
+  public :: tutti_step, tutti_step_message, tutti_step_incident, tutti_step_incident_json
   public :: tutti_checkpoint_save, tutti_checkpoint_latest, tutti_checkpoint_restore, &
-    tutti_checkpoint_restore_latest, tutti_checkpoint_configuration
+    tutti_checkpoint_restore_latest, tutti_checkpoint_restore_weights, &
+    tutti_checkpoint_configuration, tutti_checkpoint_start, tutti_checkpoint_finish
+  public :: tutti_array_bind, tutti_scalar_bind
 
   interface tutti_topology_create
     module procedure topology_create_f08, topology_create_integer
@@ -133,6 +148,12 @@ module tutti
   end interface
   interface tutti_gradient_set
     module procedure gradient_set_real32, gradient_set_real64
+  end interface
+  interface tutti_array_bind
+    module procedure array_bind_real32, array_bind_real64, array_bind_int32, array_bind_int64
+  end interface
+  interface tutti_scalar_bind
+    module procedure scalar_bind_real32, scalar_bind_real64, scalar_bind_int32, scalar_bind_int64
   end interface
   interface tutti_inspection_add
     module procedure inspection_add_real32, inspection_add_real64
@@ -414,6 +435,69 @@ module tutti
       type(tutti_run), value :: run
       character(kind=c_char), intent(in) :: file(*)
       type(c_ptr), intent(out) :: text
+    end function
+    integer(c_int) function c_run_watch(run, seconds, lost, context) bind(c, name="tutti_run_watch")
+      import
+      type(tutti_run), value :: run
+      real(c_double), value :: seconds
+      type(c_funptr), value :: lost
+      type(c_ptr), value :: context
+    end function
+    integer(c_int) function c_run_watched(run, watched, description) &
+      bind(c, name="tutti_run_watched")
+      import
+      type(tutti_run), value :: run
+      integer(c_int), intent(out) :: watched
+      type(c_ptr), intent(out) :: description
+    end function
+    integer(c_int) function c_progress(run) bind(c, name="tutti_progress")
+      import
+      type(tutti_run), value :: run
+    end function
+    integer(c_int) function c_step_incident_json(run, json) bind(c, name="tutti_step_incident_json")
+      import
+      type(tutti_run), value :: run
+      type(c_ptr), intent(out) :: json
+    end function
+    integer(c_int) function c_checkpoint_start(run, directory) &
+      bind(c, name="tutti_checkpoint_start")
+      import
+      type(tutti_run), value :: run
+      character(kind=c_char), intent(in) :: directory(*)
+    end function
+    integer(c_int) function c_checkpoint_finish(run, file) bind(c, name="tutti_checkpoint_finish")
+      import
+      type(tutti_run), value :: run
+      type(c_ptr), intent(out) :: file
+    end function
+    integer(c_int) function c_checkpoint_restore_weights(run, file) &
+      bind(c, name="tutti_checkpoint_restore_weights")
+      import
+      type(tutti_run), value :: run
+      character(kind=c_char), intent(in) :: file(*)
+    end function
+    integer(c_int) function c_fortran_array_bind(run, name, type, axes, shape, begins, &
+      begin, ranks, extent, contiguous, values) &
+      bind(c, name="tutti_fortran_array_bind")
+      import
+      type(tutti_run), value :: run
+      character(kind=c_char), intent(in) :: name(*)
+      integer(c_int), value :: type
+      integer(c_int), value :: axes
+      integer(c_int64_t), intent(in) :: shape(*)
+      integer(c_int), value :: begins
+      integer(c_int64_t), intent(in) :: begin(*)
+      integer(c_int), value :: ranks
+      integer(c_int64_t), intent(in) :: extent(*)
+      integer(c_int), value :: contiguous
+      type(c_ptr), value :: values
+    end function
+    integer(c_int) function c_scalar_bind(run, name, type, values) bind(c, name="tutti_scalar_bind")
+      import
+      type(tutti_run), value :: run
+      character(kind=c_char), intent(in) :: name(*)
+      integer(c_int), value :: type
+      type(c_ptr), value :: values
     end function
     integer(c_int) function c_fortran_check(optimizer, parameter, size, &
       contiguous, type, in_window) bind(c, name="tutti_fortran_check")
@@ -837,6 +921,95 @@ contains
     call finish(status, ierr)
   end subroutine
 
+  ! --- arrays of the caller's own ----------------------------------------------------------------
+
+  !> `values` is this rank's part of an array of shape `global`, from index `begin` (from 1 along
+  !> each dimension) on; an empty one: this rank holds nothing.
+  subroutine array_bind_real32(run, name, global, begin, values, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer, intent(in) :: global(:), begin(:)
+    real(real32), intent(inout), target :: values(..)
+    integer, intent(out), optional :: ierr
+    call finish(bind_array(run, name, TUTTI_FP32, global, begin, shape(values, c_int64_t), &
+      is_contiguous(values), c_loc(values)), ierr)
+  end subroutine
+
+  subroutine array_bind_real64(run, name, global, begin, values, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer, intent(in) :: global(:), begin(:)
+    real(real64), intent(inout), target :: values(..)
+    integer, intent(out), optional :: ierr
+    call finish(bind_array(run, name, TUTTI_FP64, global, begin, shape(values, c_int64_t), &
+      is_contiguous(values), c_loc(values)), ierr)
+  end subroutine
+
+  subroutine array_bind_int32(run, name, global, begin, values, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer, intent(in) :: global(:), begin(:)
+    integer(int32), intent(inout), target :: values(..)
+    integer, intent(out), optional :: ierr
+    call finish(bind_array(run, name, TUTTI_INT32, global, begin, shape(values, c_int64_t), &
+      is_contiguous(values), c_loc(values)), ierr)
+  end subroutine
+
+  subroutine array_bind_int64(run, name, global, begin, values, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer, intent(in) :: global(:), begin(:)
+    integer(int64), intent(inout), target :: values(..)
+    integer, intent(out), optional :: ierr
+    call finish(bind_array(run, name, TUTTI_INT64, global, begin, shape(values, c_int64_t), &
+      is_contiguous(values), c_loc(values)), ierr)
+  end subroutine
+
+  integer(c_int) function bind_array(run, name, type, global, begin, extent, contiguous, values)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer(c_int), intent(in) :: type
+    integer, intent(in) :: global(:), begin(:)
+    integer(c_int64_t), intent(in) :: extent(:)
+    logical, intent(in) :: contiguous
+    type(c_ptr), intent(in) :: values
+    bind_array = c_fortran_array_bind(run, to_c(name), type, size(global, kind=c_int), &
+      int(global, c_int64_t), size(begin, kind=c_int), int(begin, c_int64_t), &
+      size(extent, kind=c_int), extent, merge(1_c_int, 0_c_int, contiguous), values)
+  end function
+
+  subroutine scalar_bind_real32(run, name, value, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    real(real32), intent(inout), target :: value
+    integer, intent(out), optional :: ierr
+    call finish(c_scalar_bind(run, to_c(name), TUTTI_FP32, c_loc(value)), ierr)
+  end subroutine
+
+  subroutine scalar_bind_real64(run, name, value, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    real(real64), intent(inout), target :: value
+    integer, intent(out), optional :: ierr
+    call finish(c_scalar_bind(run, to_c(name), TUTTI_FP64, c_loc(value)), ierr)
+  end subroutine
+
+  subroutine scalar_bind_int32(run, name, value, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer(int32), intent(inout), target :: value
+    integer, intent(out), optional :: ierr
+    call finish(c_scalar_bind(run, to_c(name), TUTTI_INT32, c_loc(value)), ierr)
+  end subroutine
+
+  subroutine scalar_bind_int64(run, name, value, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: name
+    integer(int64), intent(inout), target :: value
+    integer, intent(out), optional :: ierr
+    call finish(c_scalar_bind(run, to_c(name), TUTTI_INT64, c_loc(value)), ierr)
+  end subroutine
+
   ! --- the run -----------------------------------------------------------------------------------
 
   subroutine tutti_run_create(topology, run, ierr)
@@ -903,6 +1076,45 @@ contains
     integer(c_int64_t), intent(out) :: digest
     integer, intent(out), optional :: ierr
     call finish(c_run_digest(run, digest), ierr)
+  end subroutine
+
+  !> `lost`: c_funloc of a bind(c) procedure (context by value, a tutti_loss); without it a loss is
+  !> told on standard error, and a stall ends the process with exit code 4.
+  subroutine tutti_run_watch(run, seconds, lost, context, ierr)
+    type(tutti_run), intent(in) :: run
+    real(real64), intent(in) :: seconds
+    type(c_funptr), intent(in), optional :: lost
+    type(c_ptr), intent(in), optional :: context
+    integer, intent(out), optional :: ierr
+    type(c_funptr) :: procedure
+    type(c_ptr) :: with
+    procedure = c_null_funptr
+    with = c_null_ptr
+    if (present(lost)) procedure = lost
+    if (present(context)) with = context
+    call finish(c_run_watch(run, real(seconds, c_double), procedure, with), ierr)
+  end subroutine
+
+  subroutine tutti_run_watched(run, watched, description, ierr)
+    type(tutti_run), intent(in) :: run
+    logical, intent(out) :: watched
+    character(:), allocatable, intent(out) :: description
+    integer, intent(out), optional :: ierr
+    integer(c_int) :: status, running
+    type(c_ptr) :: pointer
+    running = 0
+    pointer = c_null_ptr
+    status = c_run_watched(run, running, pointer)
+    watched = running /= 0
+    description = ""
+    if (status == TUTTI_SUCCESS) description = from_c(pointer)
+    call finish(status, ierr)
+  end subroutine
+
+  subroutine tutti_progress(run, ierr)
+    type(tutti_run), intent(in) :: run
+    integer, intent(out), optional :: ierr
+    call finish(c_progress(run), ierr)
   end subroutine
 
   subroutine tutti_run_request_stop(run, ierr)
@@ -988,6 +1200,19 @@ contains
     call finish(status, ierr)
   end subroutine
 
+  subroutine tutti_step_incident_json(run, json, ierr)
+    type(tutti_run), intent(in) :: run
+    character(:), allocatable, intent(out) :: json
+    integer, intent(out), optional :: ierr
+    integer(c_int) :: status
+    type(c_ptr) :: pointer
+    pointer = c_null_ptr
+    status = c_step_incident_json(run, pointer)
+    json = ""
+    if (status == TUTTI_SUCCESS) json = from_c(pointer)
+    call finish(status, ierr)
+  end subroutine
+
   subroutine tutti_step_incident(run, incident, ierr)
     type(tutti_run), intent(in) :: run
     type(tutti_incident), intent(inout) :: incident
@@ -1006,6 +1231,27 @@ contains
     type(c_ptr) :: pointer
     pointer = c_null_ptr
     status = c_checkpoint_save(run, to_c(directory), pointer)
+    file = ""
+    if (status == TUTTI_SUCCESS) file = from_c(pointer)
+    call finish(status, ierr)
+  end subroutine
+
+  subroutine tutti_checkpoint_start(run, directory, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: directory
+    integer, intent(out), optional :: ierr
+    call finish(c_checkpoint_start(run, to_c(directory)), ierr)
+  end subroutine
+
+  !> `file` is "" if no save was in flight.
+  subroutine tutti_checkpoint_finish(run, file, ierr)
+    type(tutti_run), intent(in) :: run
+    character(:), allocatable, intent(out) :: file
+    integer, intent(out), optional :: ierr
+    integer(c_int) :: status
+    type(c_ptr) :: pointer
+    pointer = c_null_ptr
+    status = c_checkpoint_finish(run, pointer)
     file = ""
     if (status == TUTTI_SUCCESS) file = from_c(pointer)
     call finish(status, ierr)
@@ -1046,6 +1292,13 @@ contains
     file = ""
     if (status == TUTTI_SUCCESS) file = from_c(pointer)
     call finish(status, ierr)
+  end subroutine
+
+  subroutine tutti_checkpoint_restore_weights(run, file, ierr)
+    type(tutti_run), intent(in) :: run
+    character(*), intent(in) :: file
+    integer, intent(out), optional :: ierr
+    call finish(c_checkpoint_restore_weights(run, to_c(file)), ierr)
   end subroutine
 
   subroutine tutti_checkpoint_configuration(run, file, text, ierr)

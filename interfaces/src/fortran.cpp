@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "handles.hpp"
 #include "status.hpp"
 
@@ -52,10 +54,38 @@ tutti_status tutti_fortran_check(tutti_optimizer optimizer, int64_t parameter, i
   });
 }
 
-void tutti_fortran_sizes(int64_t sizes[4])
+tutti_status tutti_fortran_array_bind(tutti_run run, const char* name, int type, int axes,
+                                      const int64_t* shape, int begins, const int64_t* begin,
+                                      int ranks, const int64_t* extent, int contiguous,
+                                      void* values)
+{
+  // Row-major order is Fortran's with its dimensions reversed.
+  std::vector<int64_t> global, first, part;
+  const tutti_status status = guarded([&] {
+    if (axes != begins || axes != ranks)
+      throw InvalidArgument(fmt::format(
+          "array '{}' is refused (a shape of {} dimensions, {} begins, and an array of rank {}); "
+          "give as many of each",
+          text(name, "the array's name"), axes, begins, ranks));
+    if (contiguous == 0)
+      throw InvalidArgument(
+          fmt::format("array '{}' is refused (it is not contiguous); give a whole array", name));
+    for (int axis = axes; axis-- > 0;) {
+      global.push_back(shape[axis]);
+      first.push_back(begin[axis] - 1);
+      part.push_back(extent[axis]);
+    }
+  });
+  if (status != TUTTI_SUCCESS) return status;
+  return tutti_array_bind(run, name, static_cast<tutti_type>(type), axes, global.data(),
+                          first.data(), part.data(), values);
+}
+
+void tutti_fortran_sizes(int64_t sizes[5])
 {
   sizes[0] = sizeof(tutti_outcome);
   sizes[1] = sizeof(tutti_incident);
   sizes[2] = sizeof(tutti_update);
   sizes[3] = sizeof(tutti_callbacks);
+  sizes[4] = sizeof(tutti_loss);
 }

@@ -17,9 +17,16 @@ TUTTI_EXPORT tutti_status tutti_fortran_topology_create(MPI_Fint communicator, i
 TUTTI_EXPORT tutti_status tutti_fortran_check(tutti_optimizer optimizer, int64_t parameter,
                                               int64_t size, int contiguous, int type,
                                               int in_window);
-/* Bytes of tutti_outcome, tutti_incident, tutti_update and tutti_callbacks, so that a test can
- * compare them with the module's. */
-TUTTI_EXPORT void tutti_fortran_sizes(int64_t sizes[4]);
+/* tutti_array_bind with shape, begin (from 1) and extents as Fortran has them, `axes`, `begins` and
+ * `ranks` numbers; refuses what is not of one rank or not contiguous. */
+TUTTI_EXPORT tutti_status tutti_fortran_array_bind(tutti_run run, const char* name, int type,
+                                                   int axes, const int64_t* shape, int begins,
+                                                   const int64_t* begin, int ranks,
+                                                   const int64_t* extent, int contiguous,
+                                                   void* values);
+/* Bytes of tutti_outcome, tutti_incident, tutti_update, tutti_callbacks and tutti_loss, so that a
+ * test can compare them with the module's. */
+TUTTI_EXPORT void tutti_fortran_sizes(int64_t sizes[5]);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "callback_participant.hpp"
+#include "tutti/checkpoint_restore.hpp"
+#include "tutti/checkpoint_save.hpp"
 #include "tutti/coordinator.hpp"
 #include "tutti/sharded_adam.hpp"
 #include "tutti/topology.hpp"
@@ -71,14 +73,26 @@ struct tutti_run_s {
   std::vector<tutti::Fault> faults;
   std::string configuration = "{}";
   std::uint64_t checkpoint_keep = 0;
+  tutti::CheckpointIo checkpoint_io = tutti::CheckpointIo::mpiio;
+  tutti::Verify verify = tutti::Verify::full;
+  double watchdog_seconds = 0;
+  tutti_lost lost = nullptr;
+  void* lost_context = nullptr;
   std::vector<tutti_optimizer_s*> optimizers;
 
   enum class State { settings, failed, started } state = State::settings;
+  std::unique_ptr<tutti::Watchdog> watchdog;
   std::unique_ptr<tutti::Coordinator> coordinator;
   std::optional<tutti::Window> window;
   std::atomic<bool> stop_requested{false};
   tutti::Outcome outcome;  ///< of the last attempt
-  std::string file, configuration_read;
+  std::string file, configuration_read, incident_json;
+
+  // Checkpoints.
+  tutti::OwnArrays own_arrays;
+  std::unique_ptr<tutti::CheckpointWriter> writer;  ///< of background saves, for `save_directory`
+  std::string save_directory;
+  std::uint64_t saved_step = 0, saved_attempt = 0;  ///< of the boundary that was saved last
 
   tutti::Coordinator& started(const char* call);
   tutti::Window& open_window();
@@ -86,6 +100,9 @@ struct tutti_run_s {
   void write_bound_weights();
   /// Before anything looks at the participants' state.
   void read_caller_state();
+  bool save_in_flight() const { return writer && writer->in_flight(); }
+  /// Collective: publishes the background save in flight, which must be there, and notes its file.
+  void finish_save();
 
   /// Work of a call inside the window: a failure is also the window's, so that all ranks halt with
   /// it whether or not the caller looks at the status.

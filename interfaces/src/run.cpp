@@ -126,6 +126,8 @@ tutti_status tutti_run_set_text(tutti_run run, const char* setting, const char* 
     s.choice("samples", word, p.samples, {"replay", "drop"});
     s.choice("update", word, p.update, {"staged", "in_place"});
     s.choice("schedule", word, p.schedule.kind, {"constant", "linear", "cosine"});
+    s.choice("checkpoint_io", word, r.checkpoint_io, {"mpiio", "skeleton"});
+    s.choice("verify", word, r.verify, {"full", "sampled", "off"});
     if (s.is("configuration")) r.configuration = word;
     if (s.is("incident_dir")) r.options.incident_dir = word;
     if (s.is("fault")) r.faults.push_back(parse_fault(word));
@@ -195,7 +197,9 @@ void agree_on_run(const tutti_run_s& run, MPI_Comm world)
   const CoordinatorOptions& o = run.options;
   std::uint64_t settings = o.policy.hash();
   for (std::uint64_t word :
-       {o.window_samples, std::uint64_t{o.micro_batches}, o.epoch_samples, run.checkpoint_keep})
+       {o.window_samples, std::uint64_t{o.micro_batches}, o.epoch_samples, run.checkpoint_keep,
+        static_cast<std::uint64_t>(run.checkpoint_io), static_cast<std::uint64_t>(run.verify),
+        std::bit_cast<std::uint64_t>(run.watchdog_seconds)})
     settings = mix64(settings, word);
   struct Field {
     const char* name;
@@ -271,7 +275,58 @@ void build(tutti_optimizer_s& o, const tutti_run_s& run)
   spread_initial_weights(o, topology);
 }
 
+/// Collective.
+void watch(tutti_run_s& run)
+{
+  const Topology& topology = run.topology->topology;
+  if (run.watchdog_seconds == 0 || topology.size() == 1) return;
+  WatchdogOptions options;
+  options.seconds = run.watchdog_seconds;
+  options.on_lost = [lost = run.lost, context = run.lost_context,
+                     rank = topology.rank()](const LossReport& report) {
+    if (lost == nullptr) return tell_and_end_stalled(rank, report);
+    const tutti_loss loss = {report.kind == LossReport::Kind::dead ? 0 : 1, report.rank, report.pid,
+                             report.seconds, report.message.c_str()};
+    lost(context, &loss);
+  };
+  run.watchdog = std::make_unique<Watchdog>(topology, std::move(options));
+  if (run.watchdog->running()) run.options.watchdog = run.watchdog.get();
+}
+
 }  // namespace
+
+tutti_status tutti_run_watch(tutti_run run, double seconds, tutti_lost lost, void* context)
+{
+  return guarded([&] {
+    tutti_run_s& r = given(run, "the run");
+    require_settings(r, "tutti_run_watch");
+    if (!(seconds >= 0 && seconds <= 1e9))
+      throw ConfigError(fmt::format(
+          "a watchdog of {} s is refused (not a time from 0 to 1e9); give seconds, or 0 for none",
+          seconds));
+    r.watchdog_seconds = seconds;
+    r.lost = lost;
+    r.lost_context = context;
+  });
+}
+
+tutti_status tutti_run_watched(tutti_run run, int* watched, const char** description)
+{
+  return guarded([&] {
+    tutti_run_s& r = given(run, "the run");
+    r.started("tutti_run_watched");
+    if (watched != nullptr) *watched = r.options.watchdog != nullptr ? 1 : 0;
+    if (description != nullptr)
+      *description = r.watchdog                ? r.watchdog->description().c_str()
+                     : r.watchdog_seconds == 0 ? "no watchdog (none was asked for)"
+                                               : "no watchdog (the run has one rank)";
+  });
+}
+
+tutti_status tutti_progress(tutti_run run)
+{
+  return guarded([&] { given(run, "the run").started("tutti_progress").progress(); });
+}
 
 tutti_status tutti_run_start(tutti_run run)
 {
@@ -288,6 +343,7 @@ tutti_status tutti_run_start(tutti_run run)
     }
     r.options.configuration_hash = hash_of(r.configuration);
     r.options.faults = FaultPlan(r.faults);
+    watch(r);
     r.coordinator =
         std::make_unique<Coordinator>(r.topology->topology, r.participants(), r.options);
     detail::on_all_ranks(world, [&] { r.write_bound_weights(); });
@@ -330,11 +386,22 @@ tutti_status tutti_run_destroy(tutti_run* run)
   return guarded([&] {
     tutti_run_s* object = given(run, "the run");
     if (object == nullptr) return;
-    if (object->coordinator) object->coordinator->close();
+    const std::unique_ptr<tutti_run_s> owned(object);
+    *run = nullptr;
     for (tutti_optimizer_s* o : object->optimizers) o->run = nullptr;
     --object->topology->users;
-    delete object;
-    *run = nullptr;
+    const auto close = [&] {
+      if (object->coordinator) object->coordinator->close();
+    };
+    try {
+      if (object->save_in_flight()) object->finish_save();
+    } catch (const MpiError&) {
+      throw;
+    } catch (const Error&) {
+      close();
+      throw;
+    }
+    close();
   });
 }
 
@@ -421,6 +488,7 @@ tutti_outcome plain(const Outcome& o)
   out.failure_code = o.failure.exists() ? o.failure.code : 0;
   out.rank = rank_of(o);
   out.stop_requested = o.stop_requested ? 1 : 0;
+  out.save = static_cast<std::int32_t>(o.save);
   return out;
 }
 
@@ -470,5 +538,15 @@ tutti_status tutti_step_incident(tutti_run run, tutti_incident* incident)
     out.micro = known(o.micro);
     out.count = static_cast<int64_t>(o.count);
     out.value = std::bit_cast<float>(o.value_bits);
+  });
+}
+
+tutti_status tutti_step_incident_json(tutti_run run, const char** json)
+{
+  return guarded([&] {
+    tutti_run_s& r = given(run, "the run");
+    given(json, "the output for the text");
+    r.incident_json = r.outcome.incident ? to_json(*r.outcome.incident) : std::string();
+    *json = r.incident_json.c_str();
   });
 }

@@ -37,6 +37,8 @@ void with_type(tutti_type type, Work&& work)
       return work(static_cast<float*>(nullptr));
     case TUTTI_FP64:
       return work(static_cast<double*>(nullptr));
+    default:
+      return;  // integers: check_values() has refused them
   }
 }
 
@@ -64,9 +66,10 @@ void check_values(const Values& values, bool on_cuda)
   if (values.data == nullptr)
     throw InvalidArgument("the values are missing (the argument is NULL); give an array");
   if (values.type < TUTTI_FP16 || values.type > TUTTI_FP64)
-    throw InvalidArgument(fmt::format(
-        "element type {} is refused (there is none of that number); use one of tutti_type",
-        static_cast<int>(values.type)));
+    throw InvalidArgument(
+        fmt::format("element type {} is refused (it is not fp16, bf16, fp32 or fp64); use one of "
+                    "these",
+                    static_cast<int>(values.type)));
   if (values.space != TUTTI_HOST && values.space != TUTTI_CUDA)
     throw InvalidArgument(fmt::format(
         "memory space {} is refused (there is none of that number); use TUTTI_HOST or TUTTI_CUDA",
@@ -98,7 +101,7 @@ Precision precision_of(tutti_type type)
       return Precision::bf16;
     case TUTTI_FP32:
       return Precision::fp32;
-    case TUTTI_FP64:
+    default:
       break;
   }
   throw InvalidArgument(

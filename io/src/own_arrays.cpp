@@ -95,4 +95,11 @@ void OwnArrays::add_scalar(std::string name, ElementType type, void* value)
   insert_by_name(scalars_, Scalar{std::move(name), type, value});
 }
 
+void OwnArrays::remove(std::string_view name)
+{
+  const auto same = [&](const auto& entry) { return entry.name == name; };
+  std::erase_if(arrays_, same);
+  std::erase_if(scalars_, same);
+}
+
 }  // namespace tutti

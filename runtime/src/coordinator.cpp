@@ -223,6 +223,13 @@ void Coordinator::progress()
   if (options_.watchdog != nullptr) options_.watchdog->progress();
 }
 
+void Coordinator::reach_in_save(Phase phase, std::uint64_t step, std::uint64_t attempt) const
+{
+  if (options_.watchdog != nullptr) options_.watchdog->enter(phase, step, attempt);
+  options_.faults.reach(phase, topology_.rank(), step, attempt);
+  wait();  // the rest of a phase is spent in collectives
+}
+
 bool Coordinator::digests_due(std::uint64_t step) const
 {
   const std::uint64_t every = options_.policy.digest_every;

@@ -388,4 +388,11 @@ void Watchdog::State::look_for_stalled(const std::vector<Clock::time_point>& mov
   tell(report);
 }
 
+void tell_and_end_stalled(int speaker, const LossReport& report)
+{
+  const std::string line = fmt::format("tutti: [rank {}] {}\n", speaker, report.message);
+  static_cast<void>(!::write(STDERR_FILENO, line.data(), line.size()));
+  if (report.kind == LossReport::Kind::stalled) ::_exit(4);
+}
+
 }  // namespace tutti

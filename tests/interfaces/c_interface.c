@@ -162,6 +162,10 @@ static void one_rank_is_nonfinite(int model_parallel)
   OK(tutti_step_message(job.run, &message));
   CHECK(strstr(message, "-inf in adam/w element 4321 of rank") != NULL);
   CHECK(same_text(message));
+  const char* json = NULL;
+  OK(tutti_step_incident_json(job.run, &json));
+  CHECK(strstr(json, "\"parameter\": \"w\"") != NULL && strstr(json, "\"element\": 4321") != NULL);
+  CHECK(same_text(json));
   OK(tutti_run_digest(job.run, &after));
   CHECK(before == after && job.weights[4321] == bound_before);
 
@@ -172,6 +176,8 @@ static void one_rank_is_nonfinite(int model_parallel)
   give_gradients(&job);
   OK(step(&job, &outcome));
   CHECK(outcome.verdict == TUTTI_COMMIT && outcome.step == 1 && outcome.window_begin == 0);
+  OK(tutti_step_incident_json(job.run, &json));
+  CHECK(strcmp(json, "") == 0);
   end(&job);
 }
 
@@ -517,6 +523,183 @@ static void own_optimizer(const char* directory)
   sgd_end(&job);
 }
 
+/* --- a field of the code's own, and saves in the background ------------------------------------
+ */
+
+enum { field_rows = 7, field_columns = 40 };
+
+typedef struct Field {
+  int64_t begin, rows; /* of this rank */
+  double values[field_rows * field_columns];
+  int64_t time;
+} Field;
+
+static double field_at(int64_t row, int64_t column, int64_t time)
+{
+  return (double)(row * 1000 + column) + 0.25 * (double)time;
+}
+
+static void field_set(Field* field, int64_t time)
+{
+  field->time = time;
+  for (int64_t i = 0; i < field->rows * field_columns; ++i)
+    field->values[i] = field_at(field->begin + i / field_columns, i % field_columns, time);
+}
+
+static int field_is(const Field* field, int64_t time)
+{
+  int wrong = field->time != time;
+  for (int64_t i = 0; i < field->rows * field_columns; ++i)
+    wrong +=
+        field->values[i] != field_at(field->begin + i / field_columns, i % field_columns, time);
+  return wrong == 0;
+}
+
+/* This rank holds `rows` rows from `begin` on. */
+static void field_bind(Field* field, tutti_run run, int64_t begin, int64_t rows)
+{
+  const int64_t shape[2] = {field_rows, field_columns};
+  const int64_t first[2] = {begin, 0}, extent[2] = {rows, field_columns};
+  field->begin = begin;
+  field->rows = rows;
+  OK(tutti_array_bind(run, "field", TUTTI_FP64, 2, shape, first, extent, field->values));
+  OK(tutti_scalar_bind(run, "time", TUTTI_INT64, &field->time));
+}
+
+static void update(Job* job, tutti_outcome* outcome)
+{
+  give_gradients(job);
+  OK(step(job, outcome));
+}
+
+static void background_saves(const char* directory)
+{
+  Job job;
+  Field field;
+  tutti_outcome outcome;
+  const char* file = NULL;
+  char path[600], saved[700];
+  uint64_t digest = 0, again = 0;
+  snprintf(path, sizeof path, "%s/background", directory);
+  const int64_t cut = field_rows * rank / size, next = field_rows * (rank + 1) / size;
+
+  start(&job, 1);
+  const int64_t shape[1] = {4}, begin[1] = {2}, extent[1] = {3};
+  CHECK(tutti_array_bind(job.run, "x", TUTTI_FP64, 1, shape, begin, extent, &field) ==
+        TUTTI_INVALID_ARGUMENT); /* leaves the array */
+  CHECK(tutti_array_bind(job.run, "x", TUTTI_FP16, 1, shape, shape, shape, &field) ==
+        TUTTI_INVALID_ARGUMENT);
+  CHECK(tutti_array_bind(job.run, "x", TUTTI_FP32, 1, NULL, begin, extent, &field) ==
+        TUTTI_INVALID_ARGUMENT);
+  CHECK(tutti_scalar_bind(job.run, "x", TUTTI_INT32, NULL) == TUTTI_INVALID_ARGUMENT);
+  field_bind(&field, job.run, cut, next - cut);
+  OK(tutti_checkpoint_finish(job.run, &file));
+  CHECK(file == NULL); /* there is none */
+
+  update(&job, &outcome);
+  field_set(&field, 1);
+  OK(tutti_run_digest(job.run, &digest));
+  OK(tutti_checkpoint_start(job.run, path));
+  field_set(&field, 2); /* it has been copied */
+  CHECK(tutti_checkpoint_start(job.run, path) == TUTTI_INVALID_ARGUMENT);
+  CHECK(tutti_checkpoint_save(job.run, path, NULL) == TUTTI_INVALID_ARGUMENT);
+  CHECK(tutti_checkpoint_restore(job.run, path) == TUTTI_INVALID_ARGUMENT);
+  CHECK(strstr(tutti_last_error_message(), "tutti_checkpoint_finish") != NULL);
+  do {
+    update(&job, &outcome);
+    CHECK(outcome.save != TUTTI_SAVE_FAILED);
+  } while (outcome.save == TUTTI_SAVE_PENDING && outcome.step < 10000);
+  CHECK(outcome.save == TUTTI_SAVE_DONE && same_bytes(&outcome, sizeof outcome));
+  give_gradients(&job);
+  CHECK(tutti_checkpoint_finish(job.run, &file) == TUTTI_INVALID_ARGUMENT); /* in a window */
+  OK(step(&job, &outcome));
+  CHECK(outcome.save == TUTTI_SAVE_NONE);
+  OK(tutti_checkpoint_finish(job.run, &file));
+  CHECK(file != NULL && strstr(file, "step-000000000001.h5") != NULL);
+  snprintf(saved, sizeof saved, "%s", file);
+
+  OK(tutti_checkpoint_restore(job.run, saved));
+  CHECK(field_is(&field, 1));
+  OK(tutti_run_digest(job.run, &again));
+  CHECK(again == digest);
+  field_bind(&field, job.run, 0, field_rows); /* now all of it on each rank */
+  field_set(&field, 9);
+  OK(tutti_checkpoint_restore(job.run, saved));
+  CHECK(field_is(&field, 1));
+  CHECK(size == 1 ||
+        tutti_checkpoint_save(job.run, path, NULL) != TUTTI_SUCCESS); /* they overlap */
+
+  /* Without waiting for the outcome's word; and a run that ends first. */
+  field_bind(&field, job.run, cut, next - cut);
+  update(&job, &outcome);
+  field_set(&field, 3);
+  OK(tutti_checkpoint_start(job.run, path));
+  OK(tutti_checkpoint_finish(job.run, &file));
+  CHECK(file != NULL && strstr(file, "step-000000000002.h5") != NULL);
+  update(&job, &outcome);
+  CHECK(outcome.save == TUTTI_SAVE_NONE);
+  OK(tutti_checkpoint_start(job.run, path));
+  end(&job);
+  start(&job, 1);
+  OK(tutti_checkpoint_latest(job.run, path, &file));
+  CHECK(file != NULL && strstr(file, "step-000000000003.h5") != NULL);
+
+  /* A save that cannot be made: the same word on all ranks, and the run goes on. */
+  CHECK(tutti_checkpoint_start(job.run, "/proc/none") == TUTTI_IO_ERROR);
+  CHECK(same_text(tutti_last_error_message()));
+  update(&job, &outcome);
+  CHECK(outcome.verdict == TUTTI_COMMIT && outcome.save == TUTTI_SAVE_NONE);
+
+  /* Only the weights. */
+  OK(tutti_checkpoint_restore_weights(job.run, saved));
+  OK(tutti_run_digest(job.run, &again));
+  CHECK(again != digest);
+  int64_t at_step = 0;
+  OK(tutti_run_position(job.run, &at_step, NULL, NULL));
+  CHECK(at_step == 1 && fabs(job.weights[7] - (1 + 7 * 1e-3 - 0.01)) < 1e-5);
+  end(&job);
+}
+
+/* --- a rank that does not come -----------------------------------------------------------------
+ */
+
+typedef struct Seen {
+  int stalled, rank, calls;
+} Seen;
+
+static void see(void* context, const tutti_loss* loss)
+{
+  Seen* seen = context;
+  seen->stalled = loss->stalled;
+  seen->rank = loss->rank;
+  ++seen->calls;
+}
+
+static void watched(void)
+{
+  Job job;
+  Seen seen = {0, -1, 0};
+  tutti_outcome outcome;
+  int running = -1;
+  const char* description = NULL;
+  declare(&job, 1);
+  CHECK(tutti_run_watch(job.run, -1, see, &seen) == TUTTI_CONFIG_ERROR);
+  CHECK(tutti_progress(job.run) == TUTTI_INVALID_ARGUMENT); /* not started */
+  OK(tutti_run_watch(job.run, 0.5, see, &seen));
+  char fault[80]; /* far longer than the watchdog's patience */
+  snprintf(fault, sizeof fault, "stall:step=1,rank=%d,phase=stage,seconds=4", size - 1);
+  OK(tutti_run_set_text(job.run, "fault", fault));
+  OK(tutti_run_start(job.run));
+  CHECK(tutti_run_watch(job.run, 1, NULL, NULL) == TUTTI_INVALID_ARGUMENT);
+  OK(tutti_run_watched(job.run, &running, &description));
+  CHECK(running == (size > 1) && strstr(description, "watchdog") != NULL);
+  OK(tutti_progress(job.run));
+  for (int i = 0; i < (size > 1 ? 2 : 1); ++i) update(&job, &outcome);
+  MPI_Allreduce(MPI_IN_PLACE, &seen, 3, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  CHECK(size == 1 || (seen.calls == 1 && seen.rank == size - 1 && seen.stalled == 1));
+  end(&job);
+}
+
 static void contracts(void)
 {
   tutti_topology topology = NULL;
@@ -609,6 +792,8 @@ int main(int argc, char** argv)
   disagreement_is_refused_at_the_start();
   stop_request();
   own_optimizer(argv[1]);
+  background_saves(argv[1]);
+  watched();
 
   const int status = worst();
   OK(tutti_finalize());

@@ -61,7 +61,7 @@ end module own_optimizer
 
 program fortran_interface
   use, intrinsic :: iso_c_binding
-  use, intrinsic :: iso_fortran_env, only: error_unit, int64, real32, real64
+  use, intrinsic :: iso_fortran_env, only: error_unit, int32, int64, real32, real64
   use, intrinsic :: ieee_arithmetic
   use mpi_f08
   use tutti
@@ -71,7 +71,7 @@ program fortran_interface
   interface
     subroutine tutti_fortran_sizes(sizes) bind(c)
       import :: c_int64_t
-      integer(c_int64_t) :: sizes(4)
+      integer(c_int64_t) :: sizes(5)
     end subroutine
   end interface
 
@@ -110,14 +110,16 @@ contains
     type(tutti_incident) :: incident
     type(tutti_update) :: update
     type(tutti_callbacks) :: callbacks
-    integer(c_int64_t) :: sizes(4)
+    type(tutti_loss) :: loss
+    integer(c_int64_t) :: sizes(5)
     call tutti_fortran_sizes(sizes)
     call check(all(sizes == [c_sizeof(outcome), c_sizeof(incident), c_sizeof(update), &
-      c_sizeof(callbacks)]), "derived types have the sizes of C's")
+      c_sizeof(callbacks), c_sizeof(loss)]), "derived types have the sizes of C's")
     call check(tutti_status_name(TUTTI_HALT) == "halt", "status name")
     call check(tutti_reason_name(TUTTI_REASON_UPDATE) == "update", "reason name")
     call check(tutti_verdict_name(TUTTI_SKIP) == "skip", "verdict name")
     call check(tutti_stage_name(TUTTI_STAGE_NONE) == "none", "stage name")
+    call check(TUTTI_UINT64 == 8 .and. TUTTI_SAVE_FAILED == 3, "numbers")
   end subroutine
 
   subroutine adam_with_arrays()
@@ -242,6 +244,55 @@ contains
     call check(all(least == most), "the same on all ranks")
   end subroutine
 
+  !> A field of the program's own, cut along its last dimension, as it does in memory.
+  subroutine own_arrays_in_the_background(run)
+    type(tutti_run), intent(in) :: run
+    real(real64), allocatable, target, save :: field(:, :)  ! as long as the run has it
+    integer(int32), target, save :: mask(0), times
+    character(:), allocatable :: file, description, json
+    logical :: watched
+    integer :: first, last, i, j, ierr
+    first = 9 * world_rank / ranks + 1
+    last = 9 * (world_rank + 1) / ranks
+    allocate (field(4, first:last))
+    do j = first, last
+      do i = 1, 4
+        field(i, j) = 10 * j + i
+      end do
+    end do
+    times = 7
+    call tutti_array_bind(run, "field", [4, 9], [1, first], field)
+    call tutti_scalar_bind(run, "times", times)
+    call tutti_array_bind(run, "field", [4, 9], [1], field, ierr)
+    call check(ierr == TUTTI_INVALID_ARGUMENT, "begins of another rank")
+    call tutti_array_bind(run, "field", [4, 9], [1, first], field(1:3:2, :), ierr)
+    call check(ierr == TUTTI_INVALID_ARGUMENT, "a section that is not contiguous")
+    call tutti_array_bind(run, "mask", [5], [6], mask)  ! nobody holds it
+    call tutti_checkpoint_start(run, directory // "/own", ierr)
+    call check(ierr == TUTTI_CHECKPOINT_ERROR .or. ierr == TUTTI_INVALID_ARGUMENT, "a gap")
+    call tutti_scalar_bind(run, "mask", times)  ! binding again replaces it
+
+    call tutti_checkpoint_start(run, directory // "/own")
+    field = 0
+    times = 0
+    call tutti_checkpoint_finish(run, file)
+    call check(file == directory // "/own/step-000000000001.h5", "its file")
+    call tutti_checkpoint_finish(run, description)
+    call check(description == "", "no second one")
+    call tutti_checkpoint_restore(run, file)
+    call check(times == 7, "scalar")
+    do j = first, last
+      do i = 1, 4
+        call check(field(i, j) == 10 * j + i, "field")
+      end do
+    end do
+    call tutti_progress(run)
+    call tutti_run_watched(run, watched, description)
+    call check(.not. watched .and. description == "no watchdog (none was asked for)", "no watchdog")
+    call tutti_step_incident_json(run, json)
+    call check(json == "", "no incident")
+  end subroutine
+
   subroutine sgd_and_checkpoints()
     type(tutti_topology) :: topology
     type(tutti_optimizer) :: optimizer
@@ -274,6 +325,7 @@ contains
     call tutti_step(run, outcome)
     ! One sample a rank, of a window of one: the mean is a sum over 1 / ranks.
     call check(s%published == 1 .and. all(abs(s%w - (2 - 0.5 / ranks)) < 1e-6), "one update")
+    call own_arrays_in_the_background(run)
     call tutti_checkpoint_save(run, directory, file)
     call check(file == directory // "/step-000000000001.h5", "name of the checkpoint")
     call tutti_run_digest(run, digest)
@@ -290,7 +342,7 @@ contains
     call check(again_file == file, "restored the latest")
     call tutti_run_digest(run, again)
     call tutti_run_position(run, step, attempt, samples)
-    call check(s%restored == 2 .and. all(kept == s%w) .and. digest == again, "restored")
+    call check(s%restored == 3 .and. all(kept == s%w) .and. digest == again, "restored")
     call check(step == 1 .and. attempt == 1, "position")
     call tutti_run_destroy(run)
     call tutti_optimizer_destroy(optimizer)

@@ -79,13 +79,19 @@ TUTTI_EXPORT tutti_status tutti_topology_destroy(tutti_topology* topology);
 
 /* --- optimizers ----------------------------------------------------------------------------- */
 
-/** Element types. A parameter has one of the first three; fp64 is for a caller's own arrays.
- * Conversions go through fp32 and round to nearest even. */
+/** Element types. A parameter has one of the first three; weights and gradients of the caller's may
+ * be fp64, too: conversions go through fp32 and round to nearest even. Integers are only for
+ * tutti_array_bind and tutti_scalar_bind. */
 typedef enum tutti_type {
   TUTTI_FP16 = 0,
   TUTTI_BF16 = 1,
   TUTTI_FP32 = 2,
-  TUTTI_FP64 = 3
+  TUTTI_FP64 = 3,
+  TUTTI_UINT8 = 4,
+  TUTTI_INT32 = 5,
+  TUTTI_UINT32 = 6,
+  TUTTI_INT64 = 7,
+  TUTTI_UINT64 = 8
 } tutti_type;
 
 /** Where an array lies. TUTTI_CUDA: only for an optimizer with "device" = "cuda". */
@@ -250,11 +256,36 @@ TUTTI_EXPORT tutti_status tutti_run_set_number(tutti_run run, const char* settin
 /** Before tutti_run_start; equal on all ranks. "samples" ["replay"]: a skipped window comes again,
  * or "drop": its samples count as consumed; "update" ["staged"]: beside the state, or "in_place";
  * "schedule" ["constant"], "linear", "cosine"; "configuration" ["{}"]: JSON that goes into
- * checkpoints; "incident_dir" [""]: where each attempt that is not committed leaves a JSON file;
+ * checkpoints; "checkpoint_io" ["mpiio"], or "skeleton": by plain writes, the same bytes; "verify"
+ * ["full"]: how much of a payload a restore compares with its hashes, or "sampled", "off";
+ * "incident_dir" [""]: where each attempt that is not committed leaves a JSON file;
  * "fault": a planned fault for a drill, may be given several times. */
 TUTTI_EXPORT tutti_status tutti_run_set_text(tutti_run run, const char* setting, const char* text);
 /** An optimizer steps in one run. Before tutti_run_start, on all ranks in the same order. */
 TUTTI_EXPORT tutti_status tutti_run_add_optimizer(tutti_run run, tutti_optimizer optimizer);
+/** A rank that does not come any more, as a rank of its node saw it. */
+typedef struct tutti_loss {
+  int32_t stalled;     /**< 1: it stands still, or is on another node; 0: its process has ended */
+  int32_t rank;        /**< -1: not known, it is on another node */
+  int64_t pid;         /**< 0: not known */
+  double seconds;      /**< since it last moved */
+  const char* message; /**< one sentence for people, valid during the call */
+} tutti_loss;
+/** Called on a thread of tutti's, on one rank of each node that saw the loss. May end the process;
+ * must not call tutti or MPI. */
+typedef void (*tutti_lost)(void* context, const tutti_loss* loss);
+/** Before tutti_run_start, on all ranks with the same `seconds` [0: nobody watches]: a rank that
+ * stands still for so long while others wait for it, or whose process ends, is told to `lost`.
+ * NULL: the message goes to standard error, and a stall ends the process with exit code 4. Phases
+ * of the caller's own that take longer call tutti_progress. */
+TUTTI_EXPORT tutti_status tutti_run_watch(tutti_run run, double seconds, tutti_lost lost,
+                                          void* context);
+/** After tutti_run_start: whether this run is watched, and a few words on that or on why not (one
+ * rank, MPI without threads, no shared memory). Outputs may be NULL. */
+TUTTI_EXPORT tutti_status tutti_run_watched(tutti_run run, int* watched, const char** description);
+/** A sign of life from a long phase of the caller's own; a few stores. From the thread that called
+ * tutti_run_start. */
+TUTTI_EXPORT tutti_status tutti_progress(tutti_run run);
 /** Collective: fixes settings and parameters, allocates, and spreads the initial values.
  * TUTTI_INVALID_ARGUMENT or TUTTI_CONFIG_ERROR for what does not fit together or differs between
  * ranks, TUTTI_DEVICE_ERROR for lack of memory; then the run can only be destroyed. */
@@ -267,7 +298,8 @@ TUTTI_EXPORT tutti_status tutti_run_digest(tutti_run run, uint64_t* digest);
 /** The next tutti_step tells all ranks to stop (tutti_outcome::stop_requested). May be called at
  * any time after tutti_run_start, also from a signal handler or another thread. */
 TUTTI_EXPORT tutti_status tutti_run_request_stop(tutti_run run);
-/** Collective. */
+/** Collective. A save that is in flight is ended first, as by tutti_checkpoint_finish, whose status
+ * this gives; the run is destroyed all the same. */
 TUTTI_EXPORT tutti_status tutti_run_destroy(tutti_run* run);
 
 /* --- the window: what this rank adds to the next update -------------------------------------- */
@@ -315,6 +347,14 @@ typedef enum tutti_reason {
   TUTTI_REASON_REPLICA_MISMATCH = 13   /**< a copy of the weights is not what their owner wrote */
 } tutti_reason;
 
+/** How a background save (tutti_checkpoint_start) stands. */
+typedef enum tutti_save {
+  TUTTI_SAVE_NONE = 0,    /**< none in flight, or its end was told before */
+  TUTTI_SAVE_PENDING = 1, /**< some rank is writing */
+  TUTTI_SAVE_DONE = 2,    /**< all have written: call tutti_checkpoint_finish */
+  TUTTI_SAVE_FAILED = 3   /**< some rank could not: call tutti_checkpoint_finish, which says why */
+} tutti_save;
+
 /** What an attempt came to; the same bits on all ranks. */
 typedef struct tutti_outcome {
   int32_t verdict;             /**< tutti_verdict */
@@ -333,6 +373,8 @@ typedef struct tutti_outcome {
   int64_t failure_code;        /**< of a failure: from tutti_window_fail or a callback; else 0 */
   int32_t rank;                /**< of a failure, mismatch or incident; -1: none */
   int32_t stop_requested;      /**< 1: some rank asked to stop; all leave here */
+  int32_t save;                /**< tutti_save */
+  int32_t reserved;            /**< 0 */
 } tutti_outcome;
 
 typedef enum tutti_stage {
@@ -369,6 +411,10 @@ TUTTI_EXPORT tutti_status tutti_step(tutti_run run, tutti_outcome* outcome);
 TUTTI_EXPORT tutti_status tutti_step_message(tutti_run run, const char** message);
 /** What the last attempt met first. */
 TUTTI_EXPORT tutti_status tutti_step_incident(tutti_run run, tutti_incident* incident);
+/** All that is known of the last attempt's failure, as the JSON that "incident_dir" gets: first
+ * offender, precisions, losses, sample positions, checkpoint. The same on all ranks; "" after
+ * Commit. */
+TUTTI_EXPORT tutti_status tutti_step_incident_json(tutti_run run, const char** json);
 /** "commit", "skip", "halt"; "unknown" for another number. Static. */
 TUTTI_EXPORT const char* tutti_verdict_name(tutti_verdict verdict);
 /** "none", "gradient", "control_mismatch", ...; "unknown" for another number. Static. */
@@ -379,11 +425,34 @@ TUTTI_EXPORT const char* tutti_stage_name(tutti_stage stage);
 /* --- checkpoints ------------------------------------------------------------------------------ */
 /* Between tutti_step and the next window; in an open window they give TUTTI_INVALID_ARGUMENT. */
 
+/** A distributed array of the caller's own (a field, a mesh) that goes into the run's checkpoints
+ * and comes back from them: row-major, of `axes` global extents `shape`, of which this rank holds
+ * indices [begin, begin + extent) along each axis, contiguous in host memory at `values`. NULL and
+ * an extent of 0: it holds nothing. `values` stays the caller's and is read by
+ * tutti_checkpoint_save and _start, written by restores, and left alone in between; it must last
+ * until tutti_run_destroy. All ranks bind the same names, types and shapes; over all ranks every
+ * element lies in exactly one part, which a save checks. A restore may have other parts on another
+ * number of ranks. Binding a name again replaces it. Not fp16 or bf16. Local. */
+TUTTI_EXPORT tutti_status tutti_array_bind(tutti_run run, const char* name, tutti_type type,
+                                           int axes, const int64_t* shape, const int64_t* begin,
+                                           const int64_t* extent, void* values);
+/** The same for one value that is equal on all ranks. */
+TUTTI_EXPORT tutti_status tutti_scalar_bind(tutti_run run, const char* name, tutti_type type,
+                                            void* value);
+
 /** Collective: writes `directory`/step-<12 digits>.h5 with the state of all optimizers, and says
  * its path in `file` (NULL: not wanted). A failure, the same on all ranks, leaves what was there:
  * TUTTI_CHECKPOINT_ERROR (nonfinite state), TUTTI_IO_ERROR; the run can go on. */
 TUTTI_EXPORT tutti_status tutti_checkpoint_save(tutti_run run, const char* directory,
                                                 const char** file);
+/** Collective: the same in the background: returns when the state and the bound arrays have been
+ * copied; threads write the copy while the run goes on. One at a time. tutti_outcome::save says
+ * when all ranks are done. */
+TUTTI_EXPORT tutti_status tutti_checkpoint_start(tutti_run run, const char* directory);
+/** Collective: ends the save in flight, waiting for it where no outcome has said its end, and says
+ * its path in `file` (NULL: not wanted); `*file` is NULL if none was in flight. Only now has the
+ * checkpoint its name. The status is what tutti_checkpoint_save would give. */
+TUTTI_EXPORT tutti_status tutti_checkpoint_finish(tutti_run run, const char** file);
 /** Collective: the newest complete checkpoint in `directory`; `*file` is NULL if there is none, or
  * no directory. Of `directory`, rank 0's counts. */
 TUTTI_EXPORT tutti_status tutti_checkpoint_latest(tutti_run run, const char* directory,
@@ -397,6 +466,9 @@ TUTTI_EXPORT tutti_status tutti_checkpoint_restore(tutti_run run, const char* fi
  * directory. A good one of another model is refused: TUTTI_CHECKPOINT_ERROR. */
 TUTTI_EXPORT tutti_status tutti_checkpoint_restore_latest(tutti_run run, const char* directory,
                                                           const char** file);
+/** Collective: only the weights of `file`, to begin a new run with: moments are zero, the run's
+ * position and loss scale stay as they are, and parameters may have another type than there. */
+TUTTI_EXPORT tutti_status tutti_checkpoint_restore_weights(tutti_run run, const char* file);
 /** Local: the "configuration" that `file` was saved with, JSON. */
 TUTTI_EXPORT tutti_status tutti_checkpoint_configuration(tutti_run run, const char* file,
                                                          const char** text);

@@ -70,6 +70,8 @@ class OwnArrays {
   {
     add_scalar(std::move(name), element_type_of<T>(), value);
   }
+  /// Forgets the array or scalar of that name; nothing if there is none.
+  void remove(std::string_view name);
 
   struct Array {
     std::string name;

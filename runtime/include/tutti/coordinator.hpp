@@ -180,6 +180,10 @@ class Coordinator {
   /// Not collective: a sign of life from a long phase of the caller's own, for the watchdog.
   void progress();
   Watchdog* watchdog() const { return options_.watchdog; }
+  /// For CheckpointOptions::reached, also on the thread of a background save: this rank's save of
+  /// the boundary at `step` and `attempt` has come to `phase`. Tells the watchdog, and does what
+  /// the fault plan has for it. Not collective.
+  void reach_in_save(Phase phase, std::uint64_t step, std::uint64_t attempt) const;
 
   const PhaseTimes& times() const { return times_; }
   /// Collective: frees the transport.

@@ -29,6 +29,12 @@ struct LossReport {
   std::string message;  ///< one sentence for people
 };
 
+/// An action for `on_lost` of a program that has none of its own: writes `tutti: [rank <speaker>]
+/// <message>` to standard error, in one write since other ranks speak at the same time, and ends
+/// the process with exit code 4 after a stall, without destructors: its other threads may be inside
+/// MPI for ever. After a death the launcher ends the job.
+void tell_and_end_stalled(int speaker, const LossReport& report);
+
 struct WatchdogOptions {
   double seconds = 300;  ///< how long somebody waits, and the missing one stands still
   /// Called on the watchdog's thread of one rank of a node, once for each loss. May end the
