@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 
 #include "agreement.hpp"
 #include "tutti/error.hpp"
@@ -17,34 +19,30 @@
 namespace tutti::apps {
 namespace {
 
-/// A gzip file that is read to its very end, so that its checksum is looked at.
+/// A gzip file that is read to its very end, so that its checksum is looked at. By inflate(): what
+/// gzread() says of a file without its last bytes depends on the version of zlib.
 class GzipReader {
  public:
-  explicit GzipReader(std::string path) : path_(std::move(path))
+  explicit GzipReader(std::string path) : path_(std::move(path)), in_(std::size_t{1} << 17)
   {
     errno = 0;
-    file_ = gzopen(path_.c_str(), "rb");
-    if (file_ == nullptr)
+    file_.reset(std::fopen(path_.c_str(), "rb"));
+    if (!file_)
       throw ConfigError(fmt::format(
           "data file {} cannot be opened ({}); install the package dataset-fashion-mnist or "
           "give its folder with --data",
-          path_, errno != 0 ? std::strerror(errno) : "no memory"));
-    gzbuffer(file_, 1u << 17);
+          path_, std::strerror(errno)));
+    constexpr int gzip_only = 15 + 16;  // largest window, with the header of gzip
+    if (inflateInit2(&stream_, gzip_only) != Z_OK) throw std::bad_alloc();
   }
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
-  ~GzipReader() { gzclose(file_); }
+  ~GzipReader() { inflateEnd(&stream_); }
 
   void read(void* to, std::size_t bytes)
   {
-    const int got = gzread(file_, to, static_cast<unsigned>(bytes));
-    if (got < 0) damaged(reason());
-    if (static_cast<std::size_t>(got) < bytes) {
-      const std::string why = reason();
-      damaged(why.empty()
-                  ? fmt::format("it ends {} bytes early", bytes - static_cast<std::size_t>(got))
-                  : why);
-    }
+    const std::size_t got = inflate_some(to, bytes);
+    if (got < bytes) damaged(fmt::format("it ends {} bytes early", bytes - got));
   }
 
   std::uint32_t read_big_endian()
@@ -58,36 +56,51 @@ class GzipReader {
   void finish()
   {
     std::uint8_t extra = 0;
-    const int got = gzread(file_, &extra, 1);
-    if (got < 0) damaged(reason());
-    if (got > 0) damaged("it is longer than its header says");
-    const std::string why = reason();
-    if (!why.empty()) damaged(why);
+    if (inflate_some(&extra, 1) != 0) damaged("it is longer than its header says");
+    if (stream_.avail_in != 0 || refill()) damaged("something follows the gzip stream");
   }
 
   [[noreturn]] void damaged(const std::string& why) const
   {
     throw IoError(
         fmt::format("data file {} is damaged ({}); install the package dataset-fashion-mnist again "
-                    "or fetch the "
-                    "file anew",
+                    "or fetch the file anew",
                     path_, why));
   }
 
  private:
-  std::string reason() const
+  /// False at the end of the file.
+  bool refill()
   {
-    int code = Z_OK;
-    const char* text = gzerror(file_, &code);
-    if (code == Z_OK || code == Z_STREAM_END) return {};
-    if (code == Z_ERRNO) return std::strerror(errno);
-    if (code == Z_BUF_ERROR) return "unexpected end of the gzip stream";
-    const std::string full = text == nullptr ? "gzip error" : text;  // "path: reason"
-    return full.rfind(path_ + ": ", 0) == 0 ? full.substr(path_.size() + 2) : full;
+    errno = 0;
+    stream_.next_in = in_.data();
+    stream_.avail_in = static_cast<uInt>(std::fread(in_.data(), 1, in_.size(), file_.get()));
+    if (std::ferror(file_.get())) damaged(std::strerror(errno));
+    return stream_.avail_in != 0;
   }
 
+  /// Fewer bytes than asked for only at the end of the stream, whose checksum was right.
+  std::size_t inflate_some(void* to, std::size_t bytes)
+  {
+    stream_.next_out = static_cast<Bytef*>(to);
+    stream_.avail_out = static_cast<uInt>(bytes);
+    while (stream_.avail_out != 0 && !ended_) {
+      if (stream_.avail_in == 0 && !refill()) damaged("unexpected end of the gzip stream");
+      const int code = inflate(&stream_, Z_NO_FLUSH);
+      ended_ = code == Z_STREAM_END;
+      if (code != Z_OK && !ended_) damaged(stream_.msg != nullptr ? stream_.msg : "no gzip stream");
+    }
+    return bytes - stream_.avail_out;
+  }
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
   std::string path_;
-  gzFile file_ = nullptr;
+  std::vector<Bytef> in_;
+  std::unique_ptr<std::FILE, Close> file_;
+  z_stream stream_{};
+  bool ended_ = false;
 };
 
 constexpr std::uint32_t images_magic = 0x00000803, labels_magic = 0x00000801;
