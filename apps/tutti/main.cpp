@@ -15,6 +15,7 @@
 #include "bench_checkpoint.hpp"
 #include "bench_step.hpp"
 #include "checkpoint_command.hpp"
+#include "drill.hpp"
 #include "incident_command.hpp"
 #include "info.hpp"
 #include "train.hpp"
@@ -135,6 +136,30 @@ CLI::App* add_incident(CLI::App& app, IncidentRequest& request)
   return command;
 }
 
+CLI::App* add_drill(CLI::App& app, DrillRequest& request)
+{
+  CLI::App* command =
+      app.add_subcommand("drill", "run planned faults as real jobs, and check what comes of them");
+  command->add_option("name", request.names, "drills, folders of them, or patterns; all if none");
+  command->add_flag("--list", request.list, "say their names, and run none");
+  command->add_option("--junit", request.junit, "the result as JUnit XML")->type_name("FILE.xml");
+  command
+      ->add_option("--launcher", request.launcher,
+                   "what starts ranks; {ranks} stands for their number")
+      ->type_name("COMMAND")
+      ->capture_default_str();
+  command->add_option("--data", request.data, "folder of Fashion-MNIST, or of files like it")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->add_option("--keep", request.keep, "leave here what the jobs say and write")
+      ->type_name("DIR");
+  command->add_option("--seconds", request.seconds, "limit of one job")
+      ->type_name("S")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  return command;
+}
+
 /// What was typed is none of `names`.
 [[noreturn]] void refuse_word(const std::vector<std::string>& words, const std::string& parent,
                               const std::vector<std::string>& names)
@@ -232,6 +257,9 @@ int main(int argc, char** argv)
   IncidentRequest incident_request;
   CLI::App* incident_command = add_incident(app, incident_request);
 
+  DrillRequest drill_request;
+  CLI::App* drill_command = add_drill(app, drill_request);
+
   const bool speaks = launched_rank().value_or(0) == 0;
   std::optional<std::string> problem;
   std::string versions;
@@ -267,10 +295,16 @@ int main(int argc, char** argv)
       } else if (incident_command->parsed()) {
         if (incident_request.action.empty())
           refuse_word(incident_command->remaining(), "tutti incident", {"ls", "show"});
+      } else if (drill_command->parsed()) {
+        if (launched_rank())
+          throw ConfigError(
+              "drill starts jobs of its own (it was started by a launcher); run it without one, "
+              "and give yours with --launcher");
       } else if (bench_command->parsed()) {
         refuse_word(bench_command->remaining(), "tutti bench", {"step", "checkpoint"});
       } else {
-        refuse_word(app.remaining(), "tutti", {"train", "info", "bench", "checkpoint", "incident"});
+        refuse_word(app.remaining(), "tutti",
+                    {"train", "info", "bench", "checkpoint", "incident", "drill"});
       }
     }
   } catch (const ConfigError& error) {
@@ -285,6 +319,7 @@ int main(int argc, char** argv)
     speak(*problem);
     return static_cast<int>(ExitCode::usage);
   }
+  if (drill_command->parsed() && !problem) return run_alone([&] { return drill(drill_request); });
   if (look_command->parsed() && !launched_rank())
     return run_alone([&] { return checkpoint_command(request, MPI_COMM_NULL); });
   if (incident_command->parsed() && !problem) {

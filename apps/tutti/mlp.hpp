@@ -40,6 +40,7 @@ class Mlp {
   Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples, Gemm& gemm);
 
   static ParameterSet parameters(const MlpShape& shape);
+  static bool is_bias(std::size_t parameter) { return parameter == b1 || parameter == b2; }
   /// The global array of a parameter at the start: He-uniform weights from a counter-based
   /// generator on (seed, parameter, global element), so equal at any degree; biases are zero.
   static std::vector<float> initial_values(const MlpShape& shape, std::uint64_t seed,

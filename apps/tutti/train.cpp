@@ -85,6 +85,8 @@ class Trainer {
 
  private:
   void build();
+  void build_optimizers(const MlpShape& shape, const std::vector<double>& rank_weights);
+  std::vector<Participant*> participants() const;
   void initialize();
   void restore();
   void load_weights();
@@ -109,7 +111,14 @@ class Trainer {
   ImageData data_;
   std::unique_ptr<SampleOrder> order_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<ShardedAdam> adam_;
+  std::vector<std::unique_ptr<ShardedAdam>> optimizers_;
+  /// Who has a parameter of the model, and under which index.
+  struct Held {
+    ShardedAdam* optimizer = nullptr;
+    std::size_t index = 0;
+    Precision precision() const { return optimizer->parameter_set()[index].precision; }
+  };
+  std::array<Held, Mlp::parameter_count> held_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<Mlp> mlp_;
@@ -179,10 +188,7 @@ void Trainer::build()
 
   const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
                        *precision_named(config_.precision)};
-  collectively(world_, [&] {
-    adam_ = std::make_unique<ShardedAdam>(*topology_, *device_, Mlp::parameters(shape),
-                                          make_adam_options(config_, weights));
-  });
+  build_optimizers(shape, weights);
   CoordinatorOptions coordinator;
   coordinator.policy = make_policy(config_);
   coordinator.window_samples = config_.batch;
@@ -203,8 +209,7 @@ void Trainer::build()
       reporter_->note(watch_->watchdog().description());
   }
   collectively(world_, [&] {
-    coordinator_ = std::make_unique<Coordinator>(*topology_, std::vector<Participant*>{adam_.get()},
-                                                 coordinator);
+    coordinator_ = std::make_unique<Coordinator>(*topology_, participants(), coordinator);
   });
   saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
                                    stop_, *reporter_);
@@ -217,13 +222,53 @@ void Trainer::build()
   });
 }
 
+/// One optimizer for all parameters, or one for the weights and one for the biases.
+void Trainer::build_optimizers(const MlpShape& shape, const std::vector<double>& rank_weights)
+{
+  const ParameterSet all = Mlp::parameters(shape);
+  const bool own = config_.bias_optimizer == "own";
+  for (const bool biases : {false, true}) {
+    if (biases && !own) break;
+    ParameterSet some;
+    std::vector<std::size_t> members;
+    for (std::size_t p = 0; p < all.size(); ++p)
+      if (!own || Mlp::is_bias(p) == biases) {
+        members.push_back(p);
+        some.add(all[p]);
+      }
+    AdamOptions options = make_adam_options(config_, rank_weights);
+    if (biases) {
+      options.name += "_biases";
+      options.weight_decay = 0;
+    }
+    collectively(world_, [&] {
+      optimizers_.push_back(
+          std::make_unique<ShardedAdam>(*topology_, *device_, std::move(some), std::move(options)));
+    });
+    for (std::size_t i = 0; i < members.size(); ++i)
+      held_[members[i]] = {optimizers_.back().get(), i};
+  }
+}
+
+std::vector<Participant*> Trainer::participants() const
+{
+  std::vector<Participant*> all;
+  for (const auto& optimizer : optimizers_) all.push_back(optimizer.get());
+  return all;
+}
+
 void Trainer::initialize()
 {
   const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
                        *precision_named(config_.precision)};
-  collectively(world_, [&] {
-    adam_->initialize([&](std::size_t p) { return Mlp::initial_values(shape, config_.seed, p); });
-  });
+  for (const auto& optimizer : optimizers_)
+    collectively(world_, [&] {
+      optimizer->initialize([&](std::size_t i) {
+        std::size_t p = 0;
+        while (held_[p].optimizer != optimizer.get() || held_[p].index != i) ++p;
+        return Mlp::initial_values(shape, config_.seed, p);
+      });
+    });
 }
 
 void Trainer::restore()
@@ -239,9 +284,8 @@ void Trainer::restore()
     options.weights_only = options.change_precision = true;
     options.only = init_patterns(config_);
   }
-  Participant* const participants[] = {adam_.get()};
   const RestoredControl restored =
-      restore_checkpoint(checkpoint_.path, *topology_, participants, options);
+      restore_checkpoint(checkpoint_.path, *topology_, participants(), options);
   if (resumes) {
     coordinator_->resume(restored.control);
     saver_->resumed();
@@ -277,7 +321,9 @@ bool Trainer::start()
       return false;
     }
   }
-  double largest = static_cast<double>(adam_->allocated_bytes());
+  double largest = 0;
+  for (const auto& optimizer : optimizers_)
+    largest += static_cast<double>(optimizer->allocated_bytes());
   double total = largest;
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &total, 1, MPI_DOUBLE, MPI_SUM, world_), "MPI_Allreduce");
@@ -286,7 +332,7 @@ bool Trainer::start()
       "{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
       "state and buffers on the fullest rank",
       topology_->size(), topology_->data_parallel(), topology_->model_parallel(), device_->name(),
-      adam_->exchange_description(), config_.update, largest / 1e6));
+      optimizers_.front()->exchange_description(), config_.update, largest / 1e6));
   if (config_.precision != "fp16")
     for (const char* name : {"init-scale", "growth", "backoff", "growth-interval", "hysteresis",
                              "min-scale", "max-scale"})
@@ -302,10 +348,10 @@ bool Trainer::start()
 void Trainer::load_weights()
 {
   for (std::size_t p = 0; p < Mlp::parameter_count; ++p) {
-    const void* values = adam_->weights(p);
+    const void* values = held_[p].optimizer->weights(held_[p].index);
     if (device_->kind() !=
         DeviceKind::host) {  // the model computes on the host, with the same bits on every rank
-      staging_.resize(mlp_->elements(p) * bytes_of(adam_->parameter_set()[p].precision));
+      staging_.resize(mlp_->elements(p) * bytes_of(held_[p].precision()));
       device_->copy(staging_.data(), values, staging_.size());
       values = staging_.data();
     }
@@ -319,7 +365,7 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
 {
   const Interval positions = window.positions(micro);
   if (positions.empty()) {
-    for (std::size_t p = 0; p < Mlp::parameter_count; ++p) adam_->set_absent(p);
+    for (const Held& held : held_) held.optimizer->set_absent(held.index);
     window.add_micro_batch(0, 0);
     return;
   }
@@ -339,8 +385,8 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
     window.fail(static_cast<std::int64_t>(ErrorCode::device), failure);
   try {
     for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
-      device_->copy(adam_->gradient(p), mlp_->gradient(p),
-                    mlp_->elements(p) * bytes_of(adam_->parameter_set()[p].precision));
+      device_->copy(held_[p].optimizer->gradient(held_[p].index), mlp_->gradient(p),
+                    mlp_->elements(p) * bytes_of(held_[p].precision()));
   } catch (const std::exception& error) {
     window.fail(static_cast<std::int64_t>(ErrorCode::device), error.what());
   }
@@ -381,7 +427,7 @@ bool Trainer::attempt()
     presented_samples_ += outcome.samples;
   }
   try {
-    log_->write(to_json(outcome, config_.lr, {adam_.get()}));
+    log_->write(to_json(outcome, config_.lr, participants()));
   } catch (const IoError& error) {
     log_failure_ = error.what();
   }
@@ -482,8 +528,8 @@ ExitCode Trainer::run()
 
 void Trainer::summarize()
 {
-  std::vector<Participant*> participants{adam_.get()};
-  const std::uint64_t digest = state_digest(participants, topology_->world());
+  const std::vector<Participant*> all = participants();
+  const std::uint64_t digest = state_digest(all, topology_->world());
   const double wall = duration<double>(steady_clock::now() - start_).count();
   const ControlState& control = coordinator_->control();
   const double rate =
@@ -571,7 +617,7 @@ void Trainer::close()
 {
   watch_.reset();
   coordinator_->close();
-  adam_->close_buffers();
+  for (const auto& optimizer : optimizers_) optimizer->close_buffers();
   topology_->close();
 }
 

@@ -85,6 +85,8 @@ void declare(OptionTable& table, TrainConfig& c)
   whole("seed", c.seed, Role::fixed, 0, "of the initial weights and the sample order");
   choice("optimizer", c.optimizer, Role::fixed, {"adam", "adamw"},
          "Adam with coupled or decoupled weight decay");
+  choice("bias-optimizer", c.bias_optimizer, Role::fixed, {"shared", "own"},
+         "own: a second one, under the same decisions, for the biases, without weight decay");
   real("lr", c.lr, Role::run, 0, "base learning rate");
   real("beta1", c.beta1, Role::fixed, 0, "decay of exp_avg, below 1", 0.9999999);
   real("beta2", c.beta2, Role::fixed, 0, "decay of exp_avg_sq, below 1", 0.9999999);

@@ -27,7 +27,7 @@ struct TrainConfig {
   std::string device = "auto", rank_weights = "equal", shared_memory = "on";
   std::string exchange = "ordered", wire = "auto", update = "staged";
   // The optimizer.
-  std::string optimizer = "adam";
+  std::string optimizer = "adam", bias_optimizer = "shared";
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, ema = 0,
          max_norm = 0;
   std::string schedule = "constant";

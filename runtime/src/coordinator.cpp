@@ -279,6 +279,10 @@ Window Coordinator::open_window()
       for (std::size_t i = 0; i < participants_.size(); ++i)
         if (fault->optimizer.value_or(i) == i)
           participants_[i]->inject_bitflip(fault->parameter, fault->element, fault->bit);
+    for (const Fault* fault : firing(FaultKind::state))
+      for (std::size_t i = 0; i < participants_.size(); ++i)
+        if (fault->optimizer.value_or(i) == i)
+          participants_[i]->inject_state(fault->parameter, fault->element, fault->value);
   });
   return window;
 }

@@ -38,6 +38,7 @@ const std::vector<KindSpec>& kinds()
       {FaultKind::loss, "loss", {"rank"}, {"value", "micro"}},
       {FaultKind::scale, "scale", {"rank"}, {"factor"}},
       {FaultKind::update, "update", {"rank"}, {"optimizer"}},
+      {FaultKind::state, "state", {"rank"}, {"param", "element", "value", "optimizer"}},
       {FaultKind::bitflip, "bitflip", {"rank"}, {"param", "element", "bit", "optimizer"}},
       {FaultKind::throw_, "throw", {"rank", "phase"}, {}},
       {FaultKind::die, "die", {"rank", "phase"}, {"process"}},
@@ -63,12 +64,17 @@ Number number(const std::string& fault, std::string_view key, std::string_view v
   return out;
 }
 
-float special_value(const std::string& fault, std::string_view value)
+float value_of(const std::string& fault, std::string_view value)
 {
   if (value == "inf") return std::numeric_limits<float>::infinity();
   if (value == "-inf") return -std::numeric_limits<float>::infinity();
   if (value == "nan") return std::numeric_limits<float>::quiet_NaN();
-  refuse(fault, fmt::format("value={} is not known", value), "use inf, -inf or nan");
+  float number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size())
+    refuse(fault, fmt::format("value={} is not a number of fp32", value),
+           "use inf, -inf, nan or a number");
+  return number;
 }
 
 Phase phase_named(const std::string& fault, std::string_view value)
@@ -105,7 +111,7 @@ Fault parse_fault(const std::string& text)
                                  [&](const KindSpec& candidate) { return candidate.name == kind; });
   if (spec == kinds().end())
     refuse(text, fmt::format("kind '{}' is not known", kind),
-           "use nonfinite, loss, scale, update, bitflip, throw, die or stall");
+           "use nonfinite, loss, scale, update, state, bitflip, throw, die or stall");
   if (colon == std::string_view::npos) refuse(text, "it has no keys", "write kind:key=value,...");
 
   Fault fault;
@@ -135,7 +141,7 @@ Fault parse_fault(const std::string& text)
     if (key == "micro") fault.micro = number<std::uint32_t>(text, key, value);
     if (key == "param") fault.parameter = value;
     if (key == "element") fault.element = number<std::uint64_t>(text, key, value);
-    if (key == "value") fault.value = special_value(text, value);
+    if (key == "value") fault.value = value_of(text, value);
     if (key == "factor") fault.factor = number<double>(text, key, value);
     if (key == "bit") fault.bit = number<unsigned>(text, key, value);
     if (key == "optimizer") fault.optimizer = number<std::size_t>(text, key, value);

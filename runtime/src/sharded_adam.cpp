@@ -1016,6 +1016,28 @@ bool ShardedAdam::inject_overflow()
   return true;
 }
 
+bool ShardedAdam::inject_state(const std::string& name, std::uint64_t element, float value)
+{
+  State& s = *state_;
+  const auto owned = [&](std::size_t i, std::size_t p) -> std::size_t {
+    if (s.layout.parameter_of(s.shard[i]) != p) return 0;
+    const Piece& piece = s.layout.piece(p);
+    return std::min(block_elements,
+                    piece.elements - (s.shard[i] - piece.first_block) * block_elements);
+  };
+  for (std::size_t p = 0; p < s.parameters.size(); ++p) {
+    if (name != "*" && s.parameters[p].name != name) continue;
+    std::size_t elements = 0;
+    for (std::size_t i = 0; i < s.blocks(); ++i) elements += owned(i, p);
+    if (elements == 0) continue;
+    std::size_t left = element % elements, i = 0;
+    for (; left >= owned(i, p); ++i) left -= owned(i, p);
+    s.device.copy(s.now.exp_avg.floats() + i * block_elements + left, &value, sizeof value);
+    return true;
+  }
+  return false;
+}
+
 bool ShardedAdam::inject_bitflip(const std::string& name, std::uint64_t element, unsigned bit)
 {
   State& s = *state_;

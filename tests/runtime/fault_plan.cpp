@@ -34,6 +34,10 @@ TEST_CASE("every key of every kind is read")
   REQUIRE(f.optimizer == 1u);
   REQUIRE((std::isinf(f.value) && f.value < 0));
   REQUIRE(std::isnan(parse_fault("loss:step=0,rank=0,value=nan").value));
+  REQUIRE(parse_fault("nonfinite:step=0,rank=0,value=-3e38").value == -3e38f);
+  const Fault state = parse_fault("state:attempt=2,rank=1,param=w,element=9,value=inf");
+  REQUIRE(state.kind == FaultKind::state);
+  REQUIRE((state.parameter == "w" && state.element == 9 && std::isinf(state.value)));
   REQUIRE(parse_fault("scale:step=0,rank=0,factor=0.5").factor == 0.5);
   REQUIRE(parse_fault("bitflip:step=0,rank=0,param=*,element=4,bit=9").bit == 9);
   REQUIRE(parse_fault("update:attempt=4,rank=0").attempt == 4u);
@@ -47,7 +51,7 @@ TEST_CASE("a fault that cannot be used is a ConfigError with reason and suggesti
   for (const char* text :
        {"", "nonfinite", "nothing:step=1,rank=0", "nonfinite:rank=0,value=inf",
         "nonfinite:step=1,attempt=1,rank=0", "nonfinite:step=x,rank=0",
-        "nonfinite:step=1,rank=0,value=7", "nonfinite:step=1,rank=0,phase=stage",
+        "nonfinite:step=1,rank=0,value=7x", "nonfinite:step=1,rank=0,phase=stage",
         "throw:step=1,rank=0", "throw:step=1,rank=0,phase=publish", "nonfinite:step=1,rank=0,",
         "scale:step=1,rank=-1", "nonfinite:step=1,step=2,rank=0", "update:attempt=0,rank=0",
         "update:step=-1,rank=0", "bitflip:step=1,rank=0,bit=32", "loss:step=1,rank"}) {

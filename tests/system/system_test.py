@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree
 
 LIMIT = 60  # seconds for any one run: a hang is a failure
 SMALL = ["--hidden", "24", "--batch", "32", "--progress-every", "1000"]
@@ -1592,6 +1593,96 @@ def incidents(t):
         result,
     )
     t.check([a["skip_rate"] for a in result.log][:7] == [1] * 7, "the skip rate is logged", result)
+
+
+def drill(t):
+    t.limit = 200
+    names = [
+        "nonfinite/loss/fp16/rank0/drop",
+        "nonfinite/micro_batch/fp16/rank2/replay",
+        "nonfinite/accumulation/bf16/rank3/replay",
+        "nonfinite/exchange/bf16/rank2/drop",
+        "nonfinite/unscale/fp16/rank1/drop",
+        "nonfinite/update/fp32/rank0/replay",
+        "nonfinite/state/fp32/rank3",
+        "throw/confirm/rank3/in_place",
+        "die/publish/rank3",
+        "die/save_publish",
+        "stall/gather/rank0",
+        "mismatch/*/rank1",
+        "replica/bitflip/rank2",
+        "policy/skip_rate",
+        "optimizers/state/rank3",
+    ]
+    said = t.command(["drill", *names, "--junit", "drill.xml"])
+    t.check(
+        said.code == 0 and f"all {len(names)} drills came to what they must" in said.out,
+        "one drill of each kind",
+        said,
+    )
+    suite = xml.etree.ElementTree.parse(said.folder / "drill.xml").getroot()
+    t.check(
+        suite.get("tests") == str(len(names))
+        and suite.get("failures") == "0"
+        and {case.get("classname") for case in suite} == {name.split("/")[0] for name in names},
+        "its JUnit XML",
+        said,
+    )
+    t.check(os.listdir(said.folder) == ["drill.xml"], "no job leaves anything", said)
+
+    # A job in which no fault fires must not pass.
+    launcher = t.scratch / "without_fault"
+    launcher.write_text(
+        '#!/bin/sh\nranks=$1; shift\nfor word; do shift; case $word in\n'
+        '--fault) drop=1;; *) [ -n "$drop" ] || set -- "$@" "$word"; drop=;; esac; done\n'
+        f'exec {t.mpirun} "$ranks" "$@"\n'
+    )
+    launcher.chmod(0o755)
+    wrong = ["nonfinite/micro_batch/fp32/rank1/drop", "throw/stage/rank0/staged"]
+    said = t.command(
+        ["drill", *wrong, "--launcher", f"{launcher} {{ranks}}", "--keep", "kept"]
+        + ["--junit", "drill.xml"]
+    )
+    t.check(
+        said.code == 1
+        and said.out.count("FAIL ") == 2
+        and "verdict commit (none), skip (gradient) expected" in said.out
+        and "exit code 0, 3 expected" in said.out
+        and (said.folder / "kept" / wrong[0] / "log-3.jsonl").exists(),
+        "drills without their faults",
+        said,
+    )
+    suite = xml.etree.ElementTree.parse(said.folder / "drill.xml").getroot()
+    t.check(suite.get("failures") == "2" and len(suite.findall(".//failure")) == 2, "XML", said)
+
+    listed = t.command(["drill", "--list"])
+    t.check(
+        listed.code == 0 and len(set(listed.out.split("\n\n")[0].splitlines())) > 200,
+        "--list: each name once",
+        listed,
+    )
+    t.check_refusal(
+        t.command(["drill", "nonfinite/micro_batch/fp32/rank1/dorp"]), 2, ["did you mean"],
+        "a misspelt drill",
+    )
+    t.check_refusal(
+        t.command(["drill", names[0], "--launcher", "no-such-launcher"]), 2, ["no-such-launcher"],
+        "a launcher that is not there",
+    )
+    t.check_refusal(t.command(["drill", names[0]], ranks=2), 2, ["--launcher"], "under a launcher")
+
+    # Interrupted in a job that hangs: it takes the job along.
+    words = [t.tutti, "drill", "stall/ballot/rank0", "--keep", "kept", "--data", str(t.data)]
+    run = subprocess.Popen(words,
+                           cwd=t.scratch, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    log = t.scratch / "kept" / "stall/ballot/rank0" / "log-3.jsonl"
+    late = time.monotonic() + LIMIT
+    while not log.exists() and run.poll() is None and time.monotonic() < late:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    err = run.communicate(timeout=LIMIT)[1].decode()
+    t.check(run.returncode == 143 and "was interrupted" in err, f"interrupted: {run.returncode}")
+    t.check(not left_behind(t), "it leaves no process")
 
 
 def watchdog(t):

@@ -12,7 +12,17 @@
 
 namespace tutti {
 
-enum class FaultKind : std::uint8_t { nonfinite, loss, scale, update, bitflip, throw_, die, stall };
+enum class FaultKind : std::uint8_t {
+  nonfinite,
+  loss,
+  scale,
+  update,
+  state,
+  bitflip,
+  throw_,
+  die,
+  stall
+};
 
 /// `step` is the number of updates committed before the attempt and fires on every attempt at that
 /// step; `attempt` fires once, counting all attempts of the run from 1. Exactly one of them is
@@ -23,10 +33,13 @@ struct Fault {
   std::optional<int> rank = 0;  ///< world rank; nothing (`*` in the text): every rank
   std::uint32_t micro = 0;
   std::string parameter = "*";  ///< a name, or * for the first that this rank holds
-  std::uint64_t element = 0;    ///< within the parameter as this rank holds it, wrapping around
-  float value = 0;              ///< nonfinite, loss
-  double factor = 2;            ///< scale
-  unsigned bit = 0;             ///< bitflip
+  /// Within the parameter as this rank holds it (state: owns it), wrapping around.
+  std::uint64_t element = 0;
+  /// nonfinite, loss, state: inf, -inf, nan, or a number, with which only a sum or an update may
+  /// leave its range.
+  float value = 0;
+  double factor = 2;                     ///< scale
+  unsigned bit = 0;                      ///< bitflip
   std::optional<std::size_t> optimizer;  ///< index of the participant; every one if not given
   Phase phase = Phase::window;           ///< throw, die, stall
   bool launcher = false;                 ///< die: kill the launcher instead (this process's parent)

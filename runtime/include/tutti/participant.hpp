@@ -114,6 +114,12 @@ class Participant {
   /// After the exchange: makes the summed gradient of one owned element so large that the staged
   /// update overflows.
   virtual bool inject_overflow() { return false; }
+  /// An element of the optimizer's own state; `element` counts in what this rank owns of it.
+  virtual bool inject_state(const std::string& /*parameter*/, std::uint64_t /*element*/,
+                            float /*value*/)
+  {
+    return false;
+  }
   virtual bool inject_bitflip(const std::string& /*parameter*/, std::uint64_t /*element*/,
                               unsigned /*bit*/)
   {

@@ -90,6 +90,7 @@ class ShardedAdam : public Participant {
   PrecisionNames precisions(std::size_t parameter) const override;
   bool inject_gradient(const std::string& parameter, std::uint64_t element, float value) override;
   bool inject_overflow() override;
+  bool inject_state(const std::string& parameter, std::uint64_t element, float value) override;
   bool inject_bitflip(const std::string& parameter, std::uint64_t element, unsigned bit) override;
 
  private:

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// What `tutti drill` runs: planned faults, and what a run with each must come to.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tutti::apps {
+
+/// A short job with one planned fault.
+struct Drill {
+  std::string name;  ///< "nonfinite/exchange/bf16/rank2/replay"; folders of the catalogue
+  int ranks = 4;
+  std::vector<std::string> flags;   ///< of `tutti train`
+  std::vector<std::string> faults;  ///< each for one --fault
+
+  // What it must come to.
+  int exit_code = 0;
+  std::uint64_t attempt = 0;  ///< the one that is not committed; 0: none is looked at
+  std::string verdict, reason;
+  nlohmann::json incident = nlohmann::json::object();  ///< fields that its incident must have
+  /// The run ends with the bits, and the samples, of one without the fault.
+  bool harmless = false;
+  /// Started again without the fault and with --resume auto, it ends as one that had no fault.
+  bool resumes = false;
+  std::vector<std::string> said;  ///< on standard error
+};
+
+std::vector<Drill> drill_catalogue();
+
+/// Cells that do not exist, and why; for people.
+std::vector<std::string> drills_left_out();
+
+}  // namespace tutti::apps
