@@ -68,6 +68,7 @@ std::string show(const Incident& i)
     lines.add("value",
               fmt::format("{} (fp32 bits {:08x}){}, {} of that parameter on that rank", i.value,
                           i.value_bits, i.array.empty() ? "" : " in " + i.array, i.count));
+  lines.add("node", i.node);
   lines.add("rank", fmt::format("{}{}", i.rank,
                                 i.contributor_known ? "" : " (its owner; MPI made the sum)"));
   if (i.micro) lines.add("micro-batch", fmt::format("{}", *i.micro));
@@ -114,20 +115,22 @@ std::string show(const Incident& i)
 
 }  // namespace
 
+fs::path incident_file(const std::string& path)
+{
+  if (std::error_code ignored; !fs::is_directory(path, ignored)) return path;
+  const std::vector<fs::path> files = list_incidents(path);
+  if (files.empty())
+    throw IoError(
+        fmt::format("folder {} holds no incident (no file incident-*.json); give the "
+                    "--incident-dir of a run",
+                    path));
+  return files.back();
+}
+
 std::string incident_text(const IncidentRequest& request)
 {
   if (request.action == "ls") return list(request.path);
-  fs::path file = request.path;
-  if (std::error_code ignored; fs::is_directory(file, ignored)) {
-    const std::vector<fs::path> files = list_incidents(file);
-    if (files.empty())
-      throw IoError(
-          fmt::format("folder {} holds no incident (no file incident-*.json); give the "
-                      "--incident-dir of a run",
-                      request.path));
-    file = files.back();
-  }
-  const Incident incident = read_incident(file);
+  const Incident incident = read_incident(incident_file(request.path));
   return request.json ? to_json(incident) + "\n" : show(incident);
 }
 

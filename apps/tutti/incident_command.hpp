@@ -3,6 +3,7 @@
 // commit. Results go to standard output. Needs no MPI.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "agreement.hpp"
@@ -14,6 +15,9 @@ struct IncidentRequest {
   std::string path;    ///< folder or file
   bool json = false;
 };
+
+/// The incident that a path means: the file, or the newest of a folder. Throws IoError.
+std::filesystem::path incident_file(const std::string& path);
 
 /// The text of the answer. A folder in place of a file means its newest incident. Throws IoError.
 std::string incident_text(const IncidentRequest& request);

@@ -18,6 +18,7 @@
 #include "drill.hpp"
 #include "incident_command.hpp"
 #include "info.hpp"
+#include "replay.hpp"
 #include "train.hpp"
 #include "tutti/error.hpp"
 #include "tutti/tutti.hpp"
@@ -119,7 +120,7 @@ CLI::App* add_checkpoint(CLI::App& app, CheckpointRequest& request)
 }
 
 /// `tutti incident` and its actions, which fill `request`.
-CLI::App* add_incident(CLI::App& app, IncidentRequest& request)
+CLI::App* add_incident(CLI::App& app, IncidentRequest& request, ReplayRequest& again)
 {
   CLI::App* command = app.add_subcommand("incident", "look at attempts that were not committed");
   command->require_subcommand(0, 1);
@@ -133,6 +134,13 @@ CLI::App* add_incident(CLI::App& app, IncidentRequest& request)
   action("ls", "the incidents of a folder, the oldest first", "DIR");
   action("show", "one incident; of a folder the newest", "FILE")
       ->add_flag("--json", request.json, "as JSON");
+  CLI::App* replay = command->add_subcommand("replay", "make one again on one rank, and find why");
+  replay->add_option("FILE", again.file)->required();
+  replay->add_option("--checkpoint", again.checkpoint, "in place of the incident's own")
+      ->type_name("FILE");
+  replay->add_option("--data", again.data, "in place of the run's images")->type_name("DIR");
+  replay->add_flag("--json", again.json, "as JSON");
+  replay->parse_complete_callback([&request] { request.action = "replay"; });
   return command;
 }
 
@@ -255,7 +263,8 @@ int main(int argc, char** argv)
   CLI::App* look_command = add_checkpoint(app, request);
 
   IncidentRequest incident_request;
-  CLI::App* incident_command = add_incident(app, incident_request);
+  ReplayRequest replay_request;
+  CLI::App* incident_command = add_incident(app, incident_request, replay_request);
 
   DrillRequest drill_request;
   CLI::App* drill_command = add_drill(app, drill_request);
@@ -294,7 +303,7 @@ int main(int argc, char** argv)
               "model-parallel degree); start the job as you want it, with --resume");
       } else if (incident_command->parsed()) {
         if (incident_request.action.empty())
-          refuse_word(incident_command->remaining(), "tutti incident", {"ls", "show"});
+          refuse_word(incident_command->remaining(), "tutti incident", {"ls", "show", "replay"});
       } else if (drill_command->parsed()) {
         if (launched_rank())
           throw ConfigError(
@@ -322,7 +331,8 @@ int main(int argc, char** argv)
   if (drill_command->parsed() && !problem) return run_alone([&] { return drill(drill_request); });
   if (look_command->parsed() && !launched_rank())
     return run_alone([&] { return checkpoint_command(request, MPI_COMM_NULL); });
-  if (incident_command->parsed() && !problem) {
+  const bool replays = incident_request.action == "replay";
+  if (incident_command->parsed() && !problem && !replays) {
     if (!speaks) return 0;
     return run_alone([&] {
       std::fputs(incident_text(incident_request).c_str(), stdout);
@@ -331,6 +341,7 @@ int main(int argc, char** argv)
   }
   return run_on_all_ranks(problem, [&] {
     if (look_command->parsed()) return checkpoint_command(request, MPI_COMM_WORLD);
+    if (replays) return replay(replay_request);
     if (train_command->parsed()) return train(train_table, train_config);
     return step_command->parsed() ? bench_step(bench_config) : bench_checkpoint(checkpoint_config);
   });

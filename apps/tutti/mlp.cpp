@@ -151,9 +151,11 @@ void Mlp::forward(const Batch& batch)
   gathered_.resize(count * static_cast<std::size_t>(slots_));
   gemm_.multiply(false, false, n, classes, units_, activation_.data(), weights_[w2].data(),
                  partial_.data());
+  on_collective_(true);
   check_mpi(MPI_Allgather(partial_.data(), static_cast<int>(count), MPI_FLOAT, gathered_.data(),
                           static_cast<int>(count), MPI_FLOAT, model_axis_),
             "MPI_Allgather");
+  on_collective_(false);
   logits_.assign(gathered_.begin(), gathered_.begin() + static_cast<std::ptrdiff_t>(count));
   for (std::size_t m = 1; m < static_cast<std::size_t>(slots_); ++m)
     for (std::size_t i = 0; i < count; ++i) logits_[i] += gathered_[m * count + i];

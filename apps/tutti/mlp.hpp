@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "gemm.hpp"
@@ -46,6 +47,10 @@ class Mlp {
   static std::vector<float> initial_values(const MlpShape& shape, std::uint64_t seed,
                                            std::size_t parameter);
 
+  /// Called with true before the collective of a pass, and with false after it; must not throw.
+  void on_collective(std::function<void(bool)> action) { on_collective_ = std::move(action); }
+
+  Precision precision() const { return shape_.precision; }
   /// Elements of this rank's piece.
   std::size_t elements(std::size_t parameter) const;
   /// Takes this rank's piece of a parameter in the shape's precision.
@@ -65,6 +70,18 @@ class Mlp {
   /// This rank's piece of a gradient in the shape's precision, of the last loss_and_gradients().
   const void* gradient(std::size_t parameter) const { return gradient_[parameter].data(); }
 
+  /// What the last loss_and_gradients() computed on its way, in fp32, one row a sample.
+  struct Trace {
+    const std::vector<float>&input, &hidden, &activation, &logits, &logits_gradient,
+        &hidden_gradient;
+  };
+  Trace trace() const
+  {
+    return {input_, hidden_, activation_, logits_, logits_gradient_, hidden_gradient_};
+  }
+  /// This rank's piece of a parameter, as the model computes with it.
+  const std::vector<float>& weights(std::size_t parameter) const { return weights_[parameter]; }
+
   /// Collective over the model axis: how many images get their label's class. A sample with a NaN
   /// logit is wrong.
   std::uint64_t count_correct(const Batch& batch);
@@ -75,6 +92,7 @@ class Mlp {
 
   MlpShape shape_;
   MPI_Comm model_axis_;
+  std::function<void(bool)> on_collective_ = [](bool) {};
   Gemm& gemm_;
   int slots_ = 1;
   std::size_t units_ = 0;         ///< hidden units of this rank

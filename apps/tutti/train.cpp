@@ -20,6 +20,7 @@
 #include "devices.hpp"
 #include "idx_images.hpp"
 #include "mlp.hpp"
+#include "model_optimizers.hpp"
 #include "reporter.hpp"
 #include "run_log.hpp"
 #include "sample_order.hpp"
@@ -76,7 +77,8 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
 class Trainer {
  public:
   /// `checkpoint`: to restore; without a path: none.
-  Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint, StopRequest& stop);
+  Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint, StopRequest& stop,
+          bool quiet);
   /// Fills the optimizer; false (on all ranks) if the checkpoint turned out to be damaged and
   /// another one may be tried.
   bool start();
@@ -85,9 +87,6 @@ class Trainer {
 
  private:
   void build();
-  void build_optimizers(const MlpShape& shape, const std::vector<double>& rank_weights);
-  std::vector<Participant*> participants() const;
-  void initialize();
   void restore();
   void load_weights();
   void present(Window& window);
@@ -104,6 +103,7 @@ class Trainer {
   TrainConfig& config_;
   MPI_Comm world_ = MPI_COMM_WORLD;
   StopRequest& stop_;
+  bool quiet_;  ///< says nothing of what it does
   FoundCheckpoint checkpoint_;
 
   std::unique_ptr<Topology> topology_;
@@ -111,14 +111,7 @@ class Trainer {
   ImageData data_;
   std::unique_ptr<SampleOrder> order_;
   std::unique_ptr<Device> device_;
-  std::vector<std::unique_ptr<ShardedAdam>> optimizers_;
-  /// Who has a parameter of the model, and under which index.
-  struct Held {
-    ShardedAdam* optimizer = nullptr;
-    std::size_t index = 0;
-    Precision precision() const { return optimizer->parameter_set()[index].precision; }
-  };
-  std::array<Held, Mlp::parameter_count> held_;
+  std::unique_ptr<ModelOptimizers> optimizers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<Mlp> mlp_;
@@ -140,8 +133,8 @@ class Trainer {
 };
 
 Trainer::Trainer(OptionTable& table, TrainConfig& config, FoundCheckpoint checkpoint,
-                 StopRequest& stop)
-    : table_(table), config_(config), stop_(stop), checkpoint_(std::move(checkpoint))
+                 StopRequest& stop, bool quiet)
+    : table_(table), config_(config), stop_(stop), quiet_(quiet), checkpoint_(std::move(checkpoint))
 {
   int ranks = 1;
   check_mpi(MPI_Comm_size(world_, &ranks), "MPI_Comm_size");
@@ -157,7 +150,7 @@ void Trainer::build()
   options.shared_memory = config_.shared_memory == "on";
   collectively(world_, [&] { topology_ = std::make_unique<Topology>(world_, options); });
   const int rank = topology_->rank();
-  reporter_ = std::make_unique<Reporter>(rank == 0, config_.log_format == "json",
+  reporter_ = std::make_unique<Reporter>(rank == 0 && !quiet_, config_.log_format == "json",
                                          config_.progress_every, config_.steps);
   collectively(world_, [&] {
     log_ = std::make_unique<RunLog>(config_.log, rank, !config_.resume.empty());
@@ -188,13 +181,14 @@ void Trainer::build()
 
   const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
                        *precision_named(config_.precision)};
-  build_optimizers(shape, weights);
+  optimizers_ = std::make_unique<ModelOptimizers>(config_, shape, *topology_, *device_, weights);
   CoordinatorOptions coordinator;
   coordinator.policy = make_policy(config_);
   coordinator.window_samples = config_.batch;
   coordinator.micro_batches = static_cast<std::uint32_t>(config_.micro_batches);
   coordinator.epoch_samples = data_.train.count;
   coordinator.configuration_hash = configuration_hash(table_);
+  coordinator.configuration = configuration_text(table_);
   coordinator.faults = make_fault_plan(config_);
   coordinator.incident_dir = !config_.incident_dir.empty() ? config_.incident_dir
                              : !config_.checkpoint_dir.empty()
@@ -209,7 +203,8 @@ void Trainer::build()
       reporter_->note(watch_->watchdog().description());
   }
   collectively(world_, [&] {
-    coordinator_ = std::make_unique<Coordinator>(*topology_, participants(), coordinator);
+    coordinator_ =
+        std::make_unique<Coordinator>(*topology_, optimizers_->participants(), coordinator);
   });
   saver_ = std::make_unique<Saver>(config_, configuration_text(table_), *topology_, *coordinator_,
                                    stop_, *reporter_);
@@ -219,56 +214,11 @@ void Trainer::build()
     batch_.labels.reserve(most);
     gemm_ = make_gemm(device_->kind());
     mlp_ = std::make_unique<Mlp>(shape, topology_->model_axis(), most, *gemm_);
+    // Who waits for a model-parallel peer must not be taken for the one that is missing.
+    if (Watchdog* const watchdog = coordinator_->watchdog())
+      mlp_->on_collective(
+          [watchdog](bool begins) { begins ? watchdog->wait() : watchdog->resume(); });
   });
-}
-
-/// One optimizer for all parameters, or one for the weights and one for the biases.
-void Trainer::build_optimizers(const MlpShape& shape, const std::vector<double>& rank_weights)
-{
-  const ParameterSet all = Mlp::parameters(shape);
-  const bool own = config_.bias_optimizer == "own";
-  for (const bool biases : {false, true}) {
-    if (biases && !own) break;
-    ParameterSet some;
-    std::vector<std::size_t> members;
-    for (std::size_t p = 0; p < all.size(); ++p)
-      if (!own || Mlp::is_bias(p) == biases) {
-        members.push_back(p);
-        some.add(all[p]);
-      }
-    AdamOptions options = make_adam_options(config_, rank_weights);
-    if (biases) {
-      options.name += "_biases";
-      options.weight_decay = 0;
-    }
-    collectively(world_, [&] {
-      optimizers_.push_back(
-          std::make_unique<ShardedAdam>(*topology_, *device_, std::move(some), std::move(options)));
-    });
-    for (std::size_t i = 0; i < members.size(); ++i)
-      held_[members[i]] = {optimizers_.back().get(), i};
-  }
-}
-
-std::vector<Participant*> Trainer::participants() const
-{
-  std::vector<Participant*> all;
-  for (const auto& optimizer : optimizers_) all.push_back(optimizer.get());
-  return all;
-}
-
-void Trainer::initialize()
-{
-  const MlpShape shape{data_.train.pixels_per_image(), config_.hidden, LabelledImages::classes,
-                       *precision_named(config_.precision)};
-  for (const auto& optimizer : optimizers_)
-    collectively(world_, [&] {
-      optimizer->initialize([&](std::size_t i) {
-        std::size_t p = 0;
-        while (held_[p].optimizer != optimizer.get() || held_[p].index != i) ++p;
-        return Mlp::initial_values(shape, config_.seed, p);
-      });
-    });
 }
 
 void Trainer::restore()
@@ -285,7 +235,7 @@ void Trainer::restore()
     options.only = init_patterns(config_);
   }
   const RestoredControl restored =
-      restore_checkpoint(checkpoint_.path, *topology_, participants(), options);
+      restore_checkpoint(checkpoint_.path, *topology_, optimizers_->participants(), options);
   if (resumes) {
     coordinator_->resume(restored.control);
     saver_->resumed();
@@ -300,7 +250,7 @@ void Trainer::restore()
 bool Trainer::start()
 {
   for (const std::string& reason : checkpoint_.refused) reporter_->warn(reason);
-  if (config_.resume.empty()) initialize();
+  if (config_.resume.empty()) optimizers_->initialize(config_.seed);
   if (!checkpoint_.path.empty()) {
     std::string damage;  // the same on all ranks
     const std::string& which = config_.resume.empty() ? config_.init_from : config_.resume;
@@ -321,9 +271,7 @@ bool Trainer::start()
       return false;
     }
   }
-  double largest = 0;
-  for (const auto& optimizer : optimizers_)
-    largest += static_cast<double>(optimizer->allocated_bytes());
+  double largest = static_cast<double>(optimizers_->allocated_bytes());
   double total = largest;
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &largest, 1, MPI_DOUBLE, MPI_MAX, world_), "MPI_Allreduce");
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &total, 1, MPI_DOUBLE, MPI_SUM, world_), "MPI_Allreduce");
@@ -332,7 +280,7 @@ bool Trainer::start()
       "{} ranks ({} data-parallel x {} model-parallel), {}, {}, {} update, {:.1f} MB of optimizer "
       "state and buffers on the fullest rank",
       topology_->size(), topology_->data_parallel(), topology_->model_parallel(), device_->name(),
-      optimizers_.front()->exchange_description(), config_.update, largest / 1e6));
+      optimizers_->exchange_description(), config_.update, largest / 1e6));
   if (config_.precision != "fp16")
     for (const char* name : {"init-scale", "growth", "backoff", "growth-interval", "hysteresis",
                              "min-scale", "max-scale"})
@@ -348,10 +296,10 @@ bool Trainer::start()
 void Trainer::load_weights()
 {
   for (std::size_t p = 0; p < Mlp::parameter_count; ++p) {
-    const void* values = held_[p].optimizer->weights(held_[p].index);
+    const void* values = optimizers_->weights(p);
     if (device_->kind() !=
         DeviceKind::host) {  // the model computes on the host, with the same bits on every rank
-      staging_.resize(mlp_->elements(p) * bytes_of(held_[p].precision()));
+      staging_.resize(mlp_->elements(p) * bytes_of(mlp_->precision()));
       device_->copy(staging_.data(), values, staging_.size());
       values = staging_.data();
     }
@@ -365,7 +313,7 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
 {
   const Interval positions = window.positions(micro);
   if (positions.empty()) {
-    for (const Held& held : held_) held.optimizer->set_absent(held.index);
+    for (std::size_t p = 0; p < Mlp::parameter_count; ++p) optimizers_->set_absent(p);
     window.add_micro_batch(0, 0);
     return;
   }
@@ -385,8 +333,8 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
     window.fail(static_cast<std::int64_t>(ErrorCode::device), failure);
   try {
     for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
-      device_->copy(held_[p].optimizer->gradient(held_[p].index), mlp_->gradient(p),
-                    mlp_->elements(p) * bytes_of(held_[p].precision()));
+      device_->copy(optimizers_->gradient(p), mlp_->gradient(p),
+                    mlp_->elements(p) * bytes_of(mlp_->precision()));
   } catch (const std::exception& error) {
     window.fail(static_cast<std::int64_t>(ErrorCode::device), error.what());
   }
@@ -427,7 +375,7 @@ bool Trainer::attempt()
     presented_samples_ += outcome.samples;
   }
   try {
-    log_->write(to_json(outcome, config_.lr, participants()));
+    log_->write(to_json(outcome, config_.lr, optimizers_->participants()));
   } catch (const IoError& error) {
     log_failure_ = error.what();
   }
@@ -528,7 +476,7 @@ ExitCode Trainer::run()
 
 void Trainer::summarize()
 {
-  const std::vector<Participant*> all = participants();
+  const std::vector<Participant*> all = optimizers_->participants();
   const std::uint64_t digest = state_digest(all, topology_->world());
   const double wall = duration<double>(steady_clock::now() - start_).count();
   const ControlState& control = coordinator_->control();
@@ -571,7 +519,7 @@ void Trainer::summarize()
     if (topology_->rank() == 0 && !config_.summary.empty())
       write_text_file(config_.summary, summary.dump(2) + "\n");
   });
-  if (topology_->rank() != 0) return;
+  if (topology_->rank() != 0 || quiet_) return;
   std::string text = fmt::format(
       "{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
       control.step, control.attempt, skipped, committed, dropped);
@@ -617,13 +565,13 @@ void Trainer::close()
 {
   watch_.reset();
   coordinator_->close();
-  for (const auto& optimizer : optimizers_) optimizer->close_buffers();
+  optimizers_->close();
   topology_->close();
 }
 
 }  // namespace
 
-ExitCode train(OptionTable& table, TrainConfig& config)
+ExitCode train(OptionTable& table, TrainConfig& config, bool quiet)
 {
   const MPI_Comm world = MPI_COMM_WORLD;
   StopRequest stop(config, rank_in(world) == 0);
@@ -642,7 +590,7 @@ ExitCode train(OptionTable& table, TrainConfig& config)
     if (!config.resume.empty())
       collectively(world, [&] { table.resume_from(checkpoint.configuration, checkpoint.path); });
     passed_over = checkpoint.path;
-    Trainer trainer(table, config, std::move(checkpoint), stop);
+    Trainer trainer(table, config, std::move(checkpoint), stop, quiet);
     if (trainer.start()) return trainer.run();
     // What is built has the configuration of a file that is damaged; an older one may have another.
     trainer.close();

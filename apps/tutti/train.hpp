@@ -10,6 +10,7 @@ namespace tutti::apps {
 
 /// Collective over MPI_COMM_WORLD: the whole run, from the checked options to the summary. Throws
 /// Refusal on all ranks when it cannot run; returns ExitCode::halted when the policy ended it.
-ExitCode train(OptionTable& table, TrainConfig& config);
+/// `quiet`: nothing is printed but why it cannot run.
+ExitCode train(OptionTable& table, TrainConfig& config, bool quiet = false);
 
 }  // namespace tutti::apps

@@ -343,6 +343,7 @@ tutti_status tutti_run_start(tutti_run run)
     }
     r.options.configuration_hash = hash_of(r.configuration);
     r.options.faults = FaultPlan(r.faults);
+    r.options.configuration = r.configuration;
     watch(r);
     r.coordinator =
         std::make_unique<Coordinator>(r.topology->topology, r.participants(), r.options);

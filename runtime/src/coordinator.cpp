@@ -624,6 +624,10 @@ class Coordinator::Attempt {
     incident.rank = static_cast<std::uint32_t>(speaker(outcome));
     incident.checkpoint = c_.checkpoint_;
     incident.checkpoint_step = c_.checkpoint_step_;
+    incident.data_parallel = static_cast<std::uint32_t>(c_.topology_.data_parallel());
+    incident.model_parallel = static_cast<std::uint32_t>(c_.topology_.model_parallel());
+    incident.micro_batches = window_.micro_batches_;
+    incident.configuration = c_.options_.configuration;
     if (verdict.reason == Reason::control_mismatch) {
       incident.mismatch = name_of(verdict.field);
       const auto field = static_cast<std::size_t>(verdict.field);
@@ -690,6 +694,10 @@ class Coordinator::Attempt {
   /// What only this rank knows.
   void add_own_facts(const Outcome& outcome, Incident& incident, std::vector<NamedArray>& arrays)
   {
+    std::array<char, MPI_MAX_PROCESSOR_NAME + 1> node{};
+    int length = 0;
+    check_mpi(MPI_Get_processor_name(node.data(), &length), "MPI_Get_processor_name");
+    incident.node.assign(node.data(), static_cast<std::size_t>(length));
     for (const auto& micro : window_.micro_losses_)
       incident.micro_losses.push_back(micro.sum / static_cast<double>(micro.samples));
     if (incident.stage.empty()) return;

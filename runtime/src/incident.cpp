@@ -134,7 +134,8 @@ bool Incident::operator==(const Incident& o) const
                     i.value_bits, i.count, i.array, i.micro, i.precision, i.positions, i.sample_ids,
                     i.failure_phase, i.failure_text, i.failure_code, i.mismatch, i.mismatch_least,
                     i.mismatch_greatest, i.replica_block, i.checkpoint, i.checkpoint_step,
-                    i.array_files, i.file, i.write_error);
+                    i.array_files, i.file, i.write_error, i.node, i.data_parallel, i.model_parallel,
+                    i.micro_batches, i.configuration);
   };
   return losses && magnitudes && same(loss_scale, o.loss_scale) &&
          same(largest_finite, o.largest_finite) && rest(*this) == rest(o);
@@ -157,6 +158,7 @@ std::string to_json(const Incident& i)
       {"largest_finite", number(i.largest_finite)},
       {"stage", i.stage},
       {"rank", i.rank},
+      {"node", i.node},
       {"contributor_known", i.contributor_known},
       {"before_synchronization", i.before_synchronization},
       {"optimizer", i.optimizer},
@@ -182,10 +184,16 @@ std::string to_json(const Incident& i)
        {{"field", i.mismatch}, {"least", i.mismatch_least}, {"greatest", i.mismatch_greatest}}},
       {"replica_block", optional(i.replica_block)},
       {"checkpoint", {{"path", i.checkpoint}, {"step", i.checkpoint_step}}},
+      {"job",
+       {{"data_parallel", i.data_parallel},
+        {"model_parallel", i.model_parallel},
+        {"micro_batches", i.micro_batches}}},
+      {"configuration", json::parse(i.configuration, nullptr, false)},
       {"array_files", i.array_files},
       {"file", i.file},
       {"write_error", i.write_error},
   };
+  if (out["configuration"].is_discarded()) out["configuration"] = nullptr;
   for (double loss : i.micro_losses) out["micro_losses"].push_back(number(loss));
   // An exception's text may hold anything.
   return out.dump(1, ' ', false, json::error_handler_t::replace);
@@ -245,6 +253,13 @@ Incident incident_from_json(const std::string& text)
     in.at("checkpoint").at("path").get_to(i.checkpoint);
     in.at("checkpoint").at("step").get_to(i.checkpoint_step);
     in.at("array_files").get_to(i.array_files);
+    i.node = in.value("node", "");  // what follows was not written from the first
+    const json job = in.value("job", json::object());
+    i.data_parallel = job.value("data_parallel", 0u);
+    i.model_parallel = job.value("model_parallel", 0u);
+    i.micro_batches = job.value("micro_batches", 0u);
+    const json configuration = in.value("configuration", json());
+    if (configuration.is_object()) i.configuration = configuration.dump();
     in.at("file").get_to(i.file);
     in.at("write_error").get_to(i.write_error);
     return i;

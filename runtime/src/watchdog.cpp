@@ -249,6 +249,14 @@ void Watchdog::wait() noexcept
   line->counter.fetch_add(1, std::memory_order_release);
 }
 
+void Watchdog::resume() noexcept
+{
+  Line* const line = state_->own();
+  if (line == nullptr) return;
+  line->waiting.store(0, std::memory_order_relaxed);
+  line->counter.fetch_add(1, std::memory_order_release);
+}
+
 void Watchdog::leave() noexcept
 {
   Line* const line = state_->own();

@@ -149,6 +149,11 @@ TEST_CASE("an incident comes back from its text with the same bits")
   incident.value_bits = 0xff800000u;
   incident.micro = 3;
   incident.magnitude = std::numeric_limits<double>::infinity();
+  incident.node = "node17";
+  incident.data_parallel = 4;
+  incident.model_parallel = 2;
+  incident.micro_batches = 3;
+  incident.configuration = R"({"lr":0.001,"precision":"fp16"})";
   incident.micro_losses = {0.1, -0.0, std::nan(""), 1e308};
   incident.precision = {"fp16", "fp16", "fp32", "fp32", "fp32"};
   incident.sample_ids = {31337, 0};

@@ -10,6 +10,7 @@ usage: system_test.py --tutti PROGRAM --mpirun SCRIPT GROUP
 import argparse
 import gzip
 import json
+import math
 import os
 import pathlib
 import random
@@ -1593,6 +1594,101 @@ def incidents(t):
         result,
     )
     t.check([a["skip_rate"] for a in result.log][:7] == [1] * 7, "the skip rate is logged", result)
+
+
+def replay(t):
+    def again(what, finding, path, *flags, words=()):
+        said = t.command(["incident", "replay", path, "--data", t.data, *flags])
+        last = said.out.strip().splitlines()[-1] if said.out.strip() else ""
+        t.check(said.code == 0 and finding in last, f"{what}: {finding}", said)
+        for word in words:
+            t.check(word in said.out, f"{what}: '{word}'", said)
+        return said
+
+    base = ["--steps", "5", "--incident-dir", "incidents", "--model-parallel", "2"]
+
+    # A real overflow, before there is any checkpoint.
+    result = t.train_ok(4, *base, "--init-scale", "1e8")
+    first = result.folder / "incidents" / "incident-000000000001.json"
+    found = json.loads(first.read_text())
+    t.check(
+        found["node"] and found["job"] == {
+            "data_parallel": 2, "model_parallel": 2, "micro_batches": 1}
+        and found["configuration"]["init-scale"] == 1e8,
+        "node, job and configuration",
+        result,
+    )
+    said = again(
+        "an overflow", "overflow from the loss scale (finite at ", first,
+        words=["first ones of seed 1", "equal to the data set", "hidden product", "fp64 "],
+    )
+    scale = float(said.out.split("(finite at ")[-1].split(")")[0])
+    t.check(
+        abs(math.log2(1e8 / scale) - round(math.log2(1e8 / scale))) < 1e-4 and scale < 1e8,
+        f"a scale that backing off comes to: {scale}",
+        said,
+    )
+    as_json = t.command(["incident", "replay", first, "--json"])  # another data set is here
+    t.check(
+        as_json.code == 0 and "finite at" in json.loads(as_json.out)["finding"], "--json", as_json
+    )
+
+    # The recorded samples are what is looked at.
+    labels = result.folder / "incidents" / "incident-000000000001.labels.npy"
+    good = labels.read_bytes()
+    sample = found["sample_ids"][-1]
+    labels.write_bytes(good[:-1] + bytes([17]))
+    again("a label", f"bad sample {sample} (label 17 of 10 classes)", first)
+    other = (good[-1] + 1) % 10
+    labels.write_bytes(good[:-1] + bytes([other]))
+    again("another label", f"bad sample {sample} (what the rank had", first)
+    labels.unlink()
+    again("no arrays", "(finite at ", first, words=["of the data set, at positions"])
+    gone = t.command(["incident", "replay", first, "--data", "nowhere"])
+    t.check_refusal(gone, 1, ["--data", "nowhere"], "neither arrays nor data")
+
+    # What one rank had and no other computes: the machine. With and without steps in between.
+    saved = ["--checkpoint-dir", "saved", "--checkpoint-every", "2", "--precision", "bf16"]
+    for attempt in (3, 4):
+        result = t.train_ok(
+            4, *base, *saved, "--fault", f"nonfinite:attempt={attempt},rank=2,value=inf"
+        )
+        path = result.folder / "incidents"
+        gone = t.command(["incident", "replay", path, "--data", t.data])
+        t.check_refusal(gone, 1, ["saved/step-000000000002.h5"], "the checkpoint is elsewhere")
+        words = ["of saved/step-000000000002.h5 (step 2)"] if attempt == 3 else [
+            "and 1 steps run again on one rank"]
+        said = t.command(
+            ["incident", "replay", "incidents", "--data", t.data], folder=result.folder
+        )
+        t.check(
+            said.code == 0 and "suspect hardware on rank 2, node" in said.out, "hardware", said
+        )
+        for word in words:
+            t.check(word in said.out, f"'{word}'", said)
+        said = again(
+            "the checkpoint by flag", "suspect hardware on rank 2", path, "--checkpoint",
+            result.folder / "saved" / "step-000000000002.h5",
+        )
+    newer = result.folder / "saved" / "step-000000000004.h5"
+    gone = t.command(["incident", "replay", path, "--checkpoint", newer])
+    t.check_refusal(gone, 2, ["older one"], "a checkpoint from after it")
+
+    # Each stage gets a true word.
+    for fault, flags, finding in (
+        ("loss:attempt=3,rank=1,value=nan", [], "suspect hardware on rank 1"),
+        ("update:attempt=3,rank=1", [], "gradient too large for Adam"),
+        ("nonfinite:attempt=3,rank=1,value=65504",
+         ["--precision", "fp16", "--init-scale", "1e-35"], "unscaled, the gradient is 6.5"),
+        ("state:attempt=3,rank=3,value=nan", [], "suspect memory of rank 3"),
+        ("throw:attempt=3,rank=2,phase=stage", [], "rank 2 failed in phase stage"),
+        ("scale:attempt=3,rank=1,factor=2", [], "loss_scale on rank 1 is not that"),
+    ):
+        result = t.train(4, *base, "--precision", "fp32", *flags, "--fault", fault)
+        again(fault, finding, result.folder / "incidents")
+    many = t.command(["incident", "replay", first], 2)
+    t.check_refusal(many, 2, ["on 2", "without a launcher"], "replay on 2 ranks")
+    t.check_refusal(t.command(["incident", "replay", "no.json"]), 1, ["no.json"], "no incident")
 
 
 def drill(t):

@@ -131,6 +131,8 @@ struct CoordinatorOptions {
   /// cannot be written stops nothing: Incident::write_error says why, on all ranks.
   std::string incident_dir{};
   std::uint64_t incident_limit = 1000;  ///< at most so many files of this run
+  /// The run's configuration, a JSON object, for incidents; need not be the same on all ranks.
+  std::string configuration{};
   EvidenceSource evidence{};
   Watchdog* watchdog = nullptr;  ///< is told where this rank is; must outlive the coordinator
 };

@@ -68,6 +68,7 @@ struct Incident {
   // The first offender. Without one, `stage` is empty.
   std::string stage;       ///< name_of(Stage)
   std::uint32_t rank = 0;  ///< whose contribution, update, loss, failure or replica it is
+  std::string node;        ///< that rank's
   /// False where the sum came from MPI: then `rank` is the owner that saw it.
   bool contributor_known = true;
   /// The value was bad on that rank already; otherwise it only became so in the sum over ranks.
@@ -93,7 +94,10 @@ struct Incident {
   std::optional<std::uint64_t> replica_block;  ///< block of the parameter on `rank`
 
   // To reproduce it.
-  std::string checkpoint;  ///< newest one that the run made or began with; empty: none
+  std::uint32_t data_parallel = 0, model_parallel = 0;  ///< degrees of the job; 0: not known
+  std::uint32_t micro_batches = 0;                      ///< of the window
+  std::string configuration;  ///< JSON, CoordinatorOptions::configuration; empty: not known
+  std::string checkpoint;     ///< newest one that the run made or began with; empty: none
   std::uint64_t checkpoint_step = 0;
   std::vector<std::string> array_files;  ///< beside the incident's own file
   std::string file;                      ///< where this was written; empty: nowhere

@@ -71,6 +71,8 @@ class Watchdog {
              std::uint32_t micro = ~0u) noexcept;
   /// It waits for others in a collective of its phase.
   void wait() noexcept;
+  /// It has them, and goes on in the same phase: after a collective of the caller's own.
+  void resume() noexcept;
   /// It is on its own way, outside of any phase.
   void leave() noexcept;
   /// It moves.
