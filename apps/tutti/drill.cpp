@@ -21,6 +21,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -28,6 +29,7 @@
 #include "drill_catalogue.hpp"
 #include "options.hpp"
 #include "run_log.hpp"
+#include "scratch_folder.hpp"
 #include "tutti/error.hpp"
 
 extern char** environ;
@@ -340,37 +342,16 @@ void list(const std::vector<Drill>& drills)
   for (const std::string& rule : drills_left_out()) fmt::print("  {}\n", rule);
 }
 
-/// A folder for the jobs, removed at the end unless the user wants it.
-class Folder {
- public:
-  explicit Folder(const std::string& kept) : kept_(!kept.empty())
-  {
-    std::error_code error;
-    if (kept_) {
-      path_ = fs::absolute(kept);
-      fs::create_directories(path_, error);
-    } else {
-      std::string pattern = (fs::temp_directory_path() / "tutti-drill-XXXXXX").string();
-      if (::mkdtemp(pattern.data()) == nullptr) error = {errno, std::generic_category()};
-      path_ = pattern;
-    }
-    if (error)
-      throw IoError(fmt::format("folder {} cannot be made ({}); give another one with --keep",
-                                path_.string(), error.message()));
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder()
-  {
-    std::error_code ignored;
-    if (!kept_) fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  bool kept_;
-  fs::path path_;
-};
+/// Where the user wants the jobs' folders to stay.
+fs::path kept_folder(const std::string& path)
+{
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error)
+    throw IoError(fmt::format("folder {} cannot be made ({}); give another one with --keep", path,
+                              error.message()));
+  return fs::absolute(path);
+}
 
 }  // namespace
 
@@ -381,7 +362,9 @@ ExitCode drill(const DrillRequest& request)
     list(drills);
     return ExitCode::ok;
   }
-  const Folder folder(request.keep);
+  std::optional<ScratchFolder> scratch;
+  const fs::path folder =
+      request.keep.empty() ? scratch.emplace("drill").path() : kept_folder(request.keep);
   Jobs jobs(request);
   struct sigaction action {};
   action.sa_handler = &note_interrupt;
@@ -392,7 +375,7 @@ ExitCode drill(const DrillRequest& request)
   std::map<std::string, std::array<double, 3>> table;  // of a group: drills, failed, seconds
   for (const Drill& drill : drills) {
     const auto begin = steady_clock::now();
-    Check check(jobs, references, folder.path());
+    Check check(jobs, references, folder);
     std::vector<std::string> wrong = check.run(drill);
     const double seconds = duration<double>(steady_clock::now() - begin).count();
     fmt::print("{:<4} {:<48} {:6.1f} s\n", wrong.empty() ? "ok" : "FAIL", drill.name, seconds);

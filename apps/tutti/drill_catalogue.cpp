@@ -387,8 +387,7 @@ std::vector<std::string> drills_left_out()
 {
   return {
       "nonfinite/accumulation/fp16, nonfinite/exchange/fp16: the greatest fp16 values are too "
-      "small "
-      "for their sum to leave fp32",
+      "small for their sum to leave fp32",
       "nonfinite/exchange on ranks 0 and 1: a sum is made in the order of the ranks, and the first "
       "contribution of each slot cannot overflow it",
       "nonfinite/unscale with bf16 and fp32: they run without a loss scale",

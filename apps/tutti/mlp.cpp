@@ -215,6 +215,13 @@ void Mlp::store_gradient(std::size_t parameter, const std::vector<float>& values
   from_fp32(gradient_[parameter].data(), shape_.precision, values.data(), elements(parameter));
 }
 
+std::vector<float> Mlp::gradient_in_fp32(std::size_t parameter) const
+{
+  std::vector<float> values(elements(parameter));
+  to_fp32(values.data(), gradient(parameter), shape_.precision, values.size());
+  return values;
+}
+
 std::uint64_t Mlp::count_correct(const Batch& batch)
 {
   forward(batch);

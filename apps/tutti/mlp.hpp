@@ -69,6 +69,8 @@ class Mlp {
   double loss_and_gradients(const Batch& batch, double gradient_scale);
   /// This rank's piece of a gradient in the shape's precision, of the last loss_and_gradients().
   const void* gradient(std::size_t parameter) const { return gradient_[parameter].data(); }
+  /// A copy of it in fp32.
+  std::vector<float> gradient_in_fp32(std::size_t parameter) const;
 
   /// What the last loss_and_gradients() computed on its way, in fp32, one row a sample.
   struct Trace {

@@ -6,8 +6,6 @@
 #include <functional>
 #include <limits>
 
-#include "rounding.hpp"
-
 namespace tutti::apps {
 namespace {
 
@@ -79,13 +77,6 @@ class Comparison {
   Format format_;
   double growth_ = 0;
 };
-
-std::vector<float> gradient_of(const Mlp& mlp, std::size_t parameter)
-{
-  std::vector<float> values(mlp.elements(parameter));
-  to_fp32(values.data(), mlp.gradient(parameter), mlp.precision(), values.size());
-  return values;
-}
 
 }  // namespace
 
@@ -195,8 +186,8 @@ std::vector<KernelError> kernel_errors(const Mlp& mlp, const MlpShape& shape,
     }
   errors.push_back(back.error());
 
-  const std::vector<float> w1 = gradient_of(mlp, Mlp::w1), b1 = gradient_of(mlp, Mlp::b1),
-                           w2 = gradient_of(mlp, Mlp::w2), b2 = gradient_of(mlp, Mlp::b2);
+  const std::vector<float> w1 = mlp.gradient_in_fp32(Mlp::w1), b1 = mlp.gradient_in_fp32(Mlp::b1),
+                           w2 = mlp.gradient_in_fp32(Mlp::w2), b2 = mlp.gradient_in_fp32(Mlp::b2);
   product("output.weight gradient", units, classes, n, columns_of(t.activation, units),
           rows_of(t.logits_gradient, classes), nullptr, rows_of(w2, classes));
   product("output.bias gradient", 1, classes, n, ones, rows_of(t.logits_gradient, classes), nullptr,

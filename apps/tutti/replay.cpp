@@ -5,12 +5,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -22,8 +20,8 @@
 #include "incident_command.hpp"
 #include "model_optimizers.hpp"
 #include "reference_pass.hpp"
-#include "rounding.hpp"
 #include "sample_order.hpp"
+#include "scratch_folder.hpp"
 #include "train.hpp"
 #include "tutti/checkpoint_file.hpp"
 #include "tutti/checkpoint_restore.hpp"
@@ -42,6 +40,14 @@ struct Samples {
   std::size_t width = 0;
   std::size_t size() const { return labels.size(); }
   const std::uint8_t* image(std::size_t i) const { return pixels.data() + i * width; }
+  /// Points into this.
+  Mlp::Batch batch() const
+  {
+    Mlp::Batch out;
+    for (std::size_t i = 0; i < size(); ++i) out.images.push_back(image(i));
+    out.labels = labels;
+    return out;
+  }
 };
 
 /// The bytes of a .npy file of format 1.0 that holds "|u1", as write_incident() makes them.
@@ -72,24 +78,26 @@ struct Pass {
 class Replay {
  public:
   explicit Replay(const ReplayRequest& request);
-  ~Replay();
   ExitCode run();
 
  private:
   void add(const char* name, const std::string& text) { notes_.emplace_back(name, text); }
   std::string find();
   std::string without_samples();
+  std::string in_update();
   std::string make_again(const Samples& samples);
   bool restore_weights();
   std::string run_steps_between(const std::string& checkpoint);
   Samples samples();
+  Samples at_positions(Interval positions) const;
   std::string look_at(const Samples& samples);
   Pass pass(const Mlp::Batch& batch, double loss_scale);
   std::string in_sums();
+  std::string node() const { return incident_.node.empty() ? "unknown" : incident_.node; }
   std::string hardware() const
   {
     return fmt::format("cannot reproduce (suspect hardware on rank {}, node {})", incident_.rank,
-                       incident_.node.empty() ? "unknown" : incident_.node);
+                       node());
   }
 
   const ReplayRequest& request_;
@@ -105,8 +113,8 @@ class Replay {
   std::unique_ptr<ModelOptimizers> optimizers_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<Mlp> mlp_;
-  std::string state_problem_;  ///< why the checkpoint's state was refused
-  fs::path scratch_;
+  std::string state_problem_;             ///< why the checkpoint's state was refused
+  std::optional<ScratchFolder> scratch_;  ///< of steps that are run again
   std::vector<std::pair<std::string, std::string>> notes_;
 };
 
@@ -116,13 +124,7 @@ Replay::Replay(const ReplayRequest& request)
   declare(table_, config_);
 }
 
-Replay::~Replay()
-{
-  std::error_code ignored;
-  if (!scratch_.empty()) fs::remove_all(scratch_, ignored);
-}
-
-/// An incident without a bad value, or whose value only came up in the update.
+/// An incident without a bad value.
 std::string Replay::without_samples()
 {
   const Incident& i = incident_;
@@ -138,7 +140,7 @@ std::string Replay::without_samples()
     return fmt::format(
         "the copy of {}/{} on rank {} changed after it was written (suspect memory of "
         "node {})",
-        i.optimizer, i.parameter, i.rank, i.node.empty() ? "unknown" : i.node);
+        i.optimizer, i.parameter, i.rank, node());
   if (i.stage.empty()) return "the incident names no value (it was written without one)";
   return {};
 }
@@ -147,18 +149,14 @@ std::string Replay::without_samples()
 /// file that holds their end.
 std::string Replay::run_steps_between(const std::string& checkpoint)
 {
-  std::string pattern = (fs::temp_directory_path() / "tutti-replay-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr)
-    throw IoError(
-        fmt::format("folder {} cannot be made ({}); set TMPDIR", pattern, std::strerror(errno)));
-  scratch_ = pattern;
+  scratch_.emplace("replay");
   TrainConfig config = config_;
   OptionTable table("train");
   declare(table, config);
   // As a flag, since a resumed run takes what is not given from its checkpoint.
   table.set_text("steps", {fmt::format("{}", incident_.step)}, Source::flag, "--steps");
   config.resume = checkpoint;
-  config.checkpoint_dir = scratch_.string();
+  config.checkpoint_dir = scratch_->path().string();
   config.progress_every = config.eval_every = config.checkpoint_every = 0;
   config.watchdog = 0;
   if (train(table, config, true) != ExitCode::ok)
@@ -166,7 +164,7 @@ std::string Replay::run_steps_between(const std::string& checkpoint)
         "the {} steps between checkpoint and incident do not go well again (they halt); save more "
         "often, or give a nearer one with --checkpoint",
         incident_.step - incident_.checkpoint_step));
-  return (scratch_ / fmt::format("step-{:012}.h5", incident_.step)).string();
+  return (scratch_->path() / fmt::format("step-{:012}.h5", incident_.step)).string();
 }
 
 /// False if the checkpoint's state itself is bad.
@@ -207,6 +205,21 @@ bool Replay::restore_weights()
   return true;
 }
 
+/// Of the data set, which is there.
+Samples Replay::at_positions(Interval positions) const
+{
+  const SampleOrder order(config_.seed, data_->count);
+  Samples out;
+  out.width = data_->pixels_per_image();
+  for (std::uint64_t p = positions.begin; p < positions.end; ++p) {
+    const std::uint32_t id = order.id(p);
+    out.ids.push_back(id);
+    out.labels.push_back(data_->labels[id]);
+    out.pixels.insert(out.pixels.end(), data_->image(id), data_->image(id) + out.width);
+  }
+  return out;
+}
+
 /// Those that were recorded; without them those of the data set at the rank's positions.
 Samples Replay::samples()
 {
@@ -225,15 +238,7 @@ Samples Replay::samples()
     out.width = out.labels.empty() ? 0 : out.pixels.size() / out.labels.size();
     add("samples", fmt::format("{} that were recorded with the incident", out.size()));
   } else if (data_) {
-    const SampleOrder order(config_.seed, data_->count);
-    out.ids.clear();
-    out.width = data_->pixels_per_image();
-    for (std::uint64_t p = incident_.positions.begin; p < incident_.positions.end; ++p) {
-      const std::uint32_t id = order.id(p);
-      out.ids.push_back(id);
-      out.labels.push_back(data_->labels[id]);
-      out.pixels.insert(out.pixels.end(), data_->image(id), data_->image(id) + out.width);
-    }
+    out = at_positions(incident_.positions);
     add("samples", fmt::format("{} of the data set, at positions {} to {}", out.size(),
                                incident_.positions.begin, incident_.positions.end));
   } else {
@@ -287,9 +292,7 @@ Pass Replay::pass(const Mlp::Batch& batch, double loss_scale)
   const double scale = loss_scale / static_cast<double>(config_.batch);
   out.loss = mlp_->loss_and_gradients(batch, scale);
   for (std::size_t p = 0; p < Mlp::parameter_count; ++p) {
-    std::vector<float> values(mlp_->elements(p));
-    to_fp32(values.data(), mlp_->gradient(p), shape_.precision, values.size());
-    for (const float value : values) {
+    for (const float value : mlp_->gradient_in_fp32(p)) {
       if (!std::isfinite(value))
         ++out.nonfinite;
       else
@@ -304,7 +307,6 @@ std::string Replay::in_sums()
 {
   if (!data_) throw IoError(data_problem_ + "; a sum needs the samples of all its parts");
   const bool ranks = incident_.stage == "exchange";
-  const SampleOrder order(config_.seed, data_->count);
   const std::uint64_t data_rank = incident_.rank / std::max(1u, incident_.model_parallel);
   std::size_t parameter = 0;
   const ParameterSet model = Mlp::parameters(shape_);
@@ -319,15 +321,9 @@ std::string Replay::in_sums()
       const Interval positions =
           incident_.window.part(d, incident_.data_parallel).part(m, incident_.micro_batches);
       if (positions.empty()) continue;
-      Mlp::Batch batch;
-      for (std::uint64_t p = positions.begin; p < positions.end; ++p) {
-        batch.images.push_back(data_->image(order.id(p)));
-        batch.labels.push_back(data_->labels[order.id(p)]);
-      }
-      mlp_->loss_and_gradients(batch, scale);
-      std::vector<float> values(mlp_->elements(parameter));
-      to_fp32(values.data(), mlp_->gradient(parameter), shape_.precision, values.size());
-      const float value = values.at(incident_.element);
+      const Samples part = at_positions(positions);
+      mlp_->loss_and_gradients(part.batch(), scale);
+      const float value = mlp_->gradient_in_fp32(parameter).at(incident_.element);
       own += value;
       largest = std::max(largest, static_cast<double>(std::abs(value)));
       ++parts;
@@ -342,11 +338,7 @@ std::string Replay::in_sums()
 
 std::string Replay::make_again(const Samples& samples)
 {
-  Mlp::Batch batch;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    batch.images.push_back(samples.image(i));
-    batch.labels.push_back(samples.labels[i]);
-  }
+  const Mlp::Batch batch = samples.batch();
   const auto say = [&](const Pass& made) {
     return made.finite() ? fmt::format("finite, loss {:.6g}, largest gradient {:.4g} unscaled",
                                        made.loss / static_cast<double>(batch.size()), made.largest)
@@ -398,21 +390,34 @@ std::string Replay::make_again(const Samples& samples)
   return hardware();
 }
 
+/// A finite sum of gradients that the update could not hold.
+std::string Replay::in_update()
+{
+  constexpr double greatest = std::numeric_limits<float>::max();
+  const double magnitude = incident_.magnitude.value_or(0);
+  add("gradient", fmt::format("{:g} in magnitude, unscaled", magnitude));
+  if (incident_.stage == "update") {
+    const double limit = std::sqrt(greatest / (1 - config_.beta2));
+    return magnitude > limit
+               ? fmt::format(
+                     "gradient too large for Adam in fp32 (its square overflows exp_avg_sq "
+                     "above {:.3g}); clip it with --max-norm",
+                     limit)
+               : hardware();
+  }
+  return magnitude > greatest
+             ? fmt::format(
+                   "overflow from the loss scale (unscaled, the gradient is {:g} in "
+                   "magnitude, beyond fp32; raise the scale above {:g})",
+                   magnitude, incident_.loss_scale)
+             : hardware();
+}
+
 std::string Replay::find()
 {
   if (const std::string other = without_samples(); !other.empty()) return other;
   const Incident& i = incident_;
-  constexpr double greatest = std::numeric_limits<float>::max();
-  if (i.stage == "unscale" || i.stage == "clip") {
-    const double magnitude = i.magnitude.value_or(0);
-    add("gradient", fmt::format("{:g} in magnitude, unscaled", magnitude));
-    return magnitude > greatest
-               ? fmt::format(
-                     "overflow from the loss scale (unscaled, the gradient is {:g} in "
-                     "magnitude, beyond fp32; raise the scale above {:g})",
-                     magnitude, i.loss_scale)
-               : hardware();
-  }
+  if (i.stage == "unscale" || i.stage == "clip") return in_update();
   if (i.configuration.empty())
     throw IoError(
         fmt::format("incident {} cannot be made again (it was written without the run's "
@@ -422,17 +427,7 @@ std::string Replay::find()
   config_.model_parallel = 1;
   config_.device = "host";
   if (!request_.data.empty()) config_.data = request_.data;
-  if (i.stage == "update") {
-    const double limit = std::sqrt(greatest / (1 - config_.beta2));
-    const double magnitude = i.magnitude.value_or(0);
-    add("gradient", fmt::format("{:g} in magnitude, unscaled", magnitude));
-    return magnitude > limit
-               ? fmt::format(
-                     "gradient too large for Adam in fp32 (its square overflows exp_avg_sq "
-                     "above {:.3g}); clip it with --max-norm",
-                     limit)
-               : hardware();
-  }
+  if (i.stage == "update") return in_update();
   try {
     data_ = read_image_data(config_.data).train;
   } catch (const Error& error) {
@@ -461,7 +456,7 @@ std::string Replay::find()
     finding = fmt::format(
         "optimizer state was finite at step {} and is so again (suspect memory of "
         "rank {}, node {})",
-        i.step, i.rank, i.node.empty() ? "unknown" : i.node);
+        i.step, i.rank, node());
   } else {
     finding = make_again(samples);
   }
