@@ -15,6 +15,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
+#include <string_view>
 
 #include "idx_images.hpp"
 #include "incident_command.hpp"
@@ -50,21 +52,44 @@ struct Samples {
   }
 };
 
-/// The bytes of a .npy file of format 1.0 that holds "|u1", as write_incident() makes them.
-std::vector<std::uint8_t> read_bytes_npy(const fs::path& path)
+/// The rows of a .npy file of format 1.0 that holds "|u1", as write_incident() makes them.
+struct Rows {
+  std::size_t count = 0;
+  std::vector<std::uint8_t> bytes;
+};
+Rows read_npy(const fs::path& path)
 {
+  const auto refuse = [&](const char* why) {
+    throw IoError(
+        fmt::format("array {} cannot be read ({}); move it away to take the samples from "
+                    "the data set",
+                    path.string(), why));
+  };
   std::ifstream in(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  const std::size_t header = text.size() < 10 ? 0
-                                              : static_cast<unsigned char>(text[8]) +
-                                                    256u * static_cast<unsigned char>(text[9]);
-  if (header == 0 || text.compare(0, 8, std::string("\x93NUMPY\x01\x00", 8)) != 0 ||
-      text.size() < 10 + header || text.find("'descr': '|u1'") >= header)
-    throw IoError(
-        fmt::format("array {} cannot be read (no NumPy file of bytes); leave it away to "
-                    "take the samples from the data set",
-                    path.string()));
-  return {text.begin() + static_cast<std::ptrdiff_t>(10 + header), text.end()};
+  constexpr std::size_t before = 10;  // magic number, version, length of the description
+  if (text.size() < before || text.compare(0, 8, std::string("\x93NUMPY\x01\x00", 8)) != 0)
+    refuse("no NumPy file");
+  const std::size_t begin =
+      before + static_cast<unsigned char>(text[8]) + 256u * static_cast<unsigned char>(text[9]);
+  const std::string description = text.substr(before, begin - before);
+  const std::string_view shape = "'shape': (";
+  const std::size_t at = description.find(shape);
+  if (text.size() < begin || description.find("'descr': '|u1'") == std::string::npos ||
+      at == std::string::npos)
+    refuse("no array of bytes");
+  Rows rows;
+  std::size_t elements = 1;
+  std::istringstream extents(description.substr(at + shape.size()));
+  std::size_t extent = 0;
+  char comma = ',';
+  for (bool first = true; comma == ',' && extents >> extent; first = false, extents >> comma) {
+    if (first) rows.count = extent;
+    elements *= extent;
+  }
+  if (elements != text.size() - begin) refuse("its size is not that of its shape");
+  rows.bytes.assign(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end());
+  return rows;
 }
 
 /// What one pass over the micro-batch came to.
@@ -233,8 +258,15 @@ Samples Replay::samples()
   };
   const fs::path inputs = stored(".inputs."), labels = stored(".labels.");
   if (!inputs.empty() && !labels.empty() && fs::exists(inputs) && fs::exists(labels)) {
-    out.pixels = read_bytes_npy(inputs);
-    out.labels = read_bytes_npy(labels);
+    Rows images = read_npy(inputs), classes = read_npy(labels);
+    if (images.count != classes.count || classes.bytes.size() != classes.count ||
+        incident_.positions.size() != classes.count)
+      throw IoError(fmt::format(
+          "the recorded samples do not fit the incident ({} images and {} labels for {} samples); "
+          "move {} away to take them from the data set",
+          images.count, classes.count, incident_.positions.size(), inputs.string()));
+    out.pixels = std::move(images.bytes);
+    out.labels = std::move(classes.bytes);
     out.width = out.labels.empty() ? 0 : out.pixels.size() / out.labels.size();
     add("samples", fmt::format("{} that were recorded with the incident", out.size()));
   } else if (data_) {

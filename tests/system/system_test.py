@@ -1642,6 +1642,20 @@ def replay(t):
     other = (good[-1] + 1) % 10
     labels.write_bytes(good[:-1] + bytes([other]))
     again("another label", f"bad sample {sample} (what the rank had", first)
+    labels.write_bytes(good)
+    inputs = result.folder / "incidents" / "incident-000000000001.inputs.npy"
+    pixels = inputs.read_bytes()
+    for what, damaged in (
+        ("cut", pixels[:-10]),
+        ("a whole image short", pixels[:-144]),
+        ("longer", pixels + b"x"),
+        ("fewer rows", pixels.replace(b"'shape': (16,", b"'shape': (8, ")[: -8 * 144]),
+        ("no array", b"pixels"),
+    ):
+        inputs.write_bytes(damaged)
+        gone = t.command(["incident", "replay", first, "--data", t.data])
+        t.check_refusal(gone, 1, ["inputs.npy"], f"an array that is damaged: {what}")
+    inputs.write_bytes(pixels)
     labels.unlink()
     again("no arrays", "(finite at ", first, words=["of the data set, at positions"])
     gone = t.command(["incident", "replay", first, "--data", "nowhere"])
