@@ -97,6 +97,7 @@ std::string show(const Incident& i)
                                          ? fmt::format(", ... ({})", i.sample_ids.size())
                                          : ""));
   }
+  if (i.recomputation) lines.add("computed again", explain(*i.recomputation));
   if (i.repeats > 1) lines.add("repeats", fmt::format("{} times in this window", i.repeats));
   if (!i.failure_phase.empty())
     lines.add("failure", fmt::format("{} (phase {}, code {})", i.failure_text, i.failure_phase,

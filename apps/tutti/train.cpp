@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -91,6 +92,8 @@ class Trainer {
   void load_weights();
   void present(Window& window);
   void compute_micro_batch(Window& window, std::uint32_t micro);
+  double compute(Interval positions, double gradient_scale);
+  double compute_again(Interval positions, double gradient_scale);
   bool attempt();
   void after_commit();
   void say_why_stopped();
@@ -194,6 +197,15 @@ void Trainer::build()
                              : !config_.checkpoint_dir.empty()
                                  ? config_.checkpoint_dir + "/incidents"
                                  : std::string();
+  if (config_.recompute_on_fault == "on") {
+    coordinator.recompute = [this](Interval positions, double gradient_scale) {
+      return compute_again(positions, gradient_scale);
+    };
+    coordinator.arithmetic =
+        device_->kind() == DeviceKind::host
+            ? fmt::format("{} {}", openblas_get_config(), openblas_get_corename())
+            : device_->name();
+  }
   coordinator.evidence = [this](Interval positions) { return evidence(positions); };
   if (config_.watchdog > 0 && topology_->size() > 1) {
     watch_ = std::make_unique<Watch>(*topology_, config_.watchdog);
@@ -307,16 +319,16 @@ void Trainer::load_weights()
   }
 }
 
-/// Forward and backward of one micro-batch. Its model-parallel peers have the same samples and wait
-/// for this rank in the sum of the logits, so whatever fails here, the pass is made.
-void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
+/// Forward and backward of one micro-batch; its gradients go to the optimizers. Its model-parallel
+/// peers have the same samples and wait for this rank in the sum of the logits, so whatever fails
+/// here, the pass is made, and the failure thrown after it. The sum of the losses.
+double Trainer::compute(Interval positions, double gradient_scale)
 {
-  const Interval positions = window.positions(micro);
   if (positions.empty()) {
     for (std::size_t p = 0; p < Mlp::parameter_count; ++p) optimizers_->set_absent(p);
-    window.add_micro_batch(0, 0);
-    return;
+    return 0;
   }
+  std::string unread;
   batch_.images.assign(positions.size(), data_.train.pixels.data());
   batch_.labels.assign(positions.size(), 0);
   try {
@@ -326,19 +338,46 @@ void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
       batch_.labels[i] = data_.train.labels[id];
     }
   } catch (const std::exception& error) {
-    window.fail(static_cast<std::int64_t>(ErrorCode::io), error.what());
+    unread = error.what();
   }
-  const double loss = mlp_->loss_and_gradients(batch_, window.gradient_scale());
-  if (const std::string failure = gemm_->take_failure(); !failure.empty())
-    window.fail(static_cast<std::int64_t>(ErrorCode::device), failure);
+  const double loss = mlp_->loss_and_gradients(batch_, gradient_scale);
+  const std::string failure = gemm_->take_failure();
+  if (!unread.empty()) throw IoError(unread);
+  if (!failure.empty()) throw DeviceError(failure);
+  for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
+    device_->copy(optimizers_->gradient(p), mlp_->gradient(p),
+                  mlp_->elements(p) * bytes_of(mlp_->precision()));
+  return loss;
+}
+
+void Trainer::compute_micro_batch(Window& window, std::uint32_t micro)
+{
+  const Interval positions = window.positions(micro);
+  double loss = 0;
   try {
-    for (std::size_t p = 0; p < Mlp::parameter_count; ++p)
-      device_->copy(optimizers_->gradient(p), mlp_->gradient(p),
-                    mlp_->elements(p) * bytes_of(mlp_->precision()));
+    loss = compute(positions, window.gradient_scale());
+  } catch (const MpiError&) {
+    throw;
+  } catch (const Error& error) {
+    window.fail(static_cast<std::int64_t>(error.code()), error.what());
   } catch (const std::exception& error) {
     window.fail(static_cast<std::int64_t>(ErrorCode::device), error.what());
   }
   window.add_micro_batch(loss, positions.size());
+}
+
+/// The same from the weights on, since what was computed with may be what went wrong.
+double Trainer::compute_again(Interval positions, double gradient_scale)
+{
+  std::exception_ptr failure;
+  try {
+    load_weights();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const double loss = compute(positions, gradient_scale);
+  if (failure) std::rethrow_exception(failure);
+  return loss;
 }
 
 void Trainer::present(Window& window)

@@ -173,6 +173,9 @@ void declare(OptionTable& table, TrainConfig& c)
        "one JSON object an attempt; with {rank} in its name every rank writes one");
   text("incident-dir", "DIR", c.incident_dir, Role::launch,
        "where each attempt that is not committed leaves a JSON file; else in checkpoint-dir");
+  choice("recompute-on-fault", c.recompute_on_fault, Role::launch, {"on", "off"},
+         "compute a bad window again, there and on another rank: a passing error, the machine or "
+         "the data?");
   real("watchdog", c.watchdog, Role::launch, 0,
        "seconds that others wait for a rank that stands still before the job ends; 0: no watchdog");
   text("summary", "FILE.json", c.summary, Role::local, "the run's result as JSON");

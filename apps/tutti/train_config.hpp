@@ -52,7 +52,7 @@ struct TrainConfig {
   // What is said.
   std::uint64_t eval_every = 0, progress_every = 100;
   std::string log, summary, log_format = "text", config;
-  std::string incident_dir;
+  std::string incident_dir, recompute_on_fault = "off";
   double watchdog = 300;
   // Drills.
   std::vector<std::string> fault;

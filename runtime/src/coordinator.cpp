@@ -12,6 +12,7 @@
 #include <limits>
 #include <new>
 
+#include "incident_report.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/fp_environment.hpp"
 #include "tutti/mpi_check.hpp"
@@ -38,34 +39,20 @@ class Laps {
   double last_;
 };
 
-std::string describe(const Offender& offender, const std::vector<Participant*>& participants)
-{
-  if (!offender.exists()) return "no offender was located";
-  const auto stage = name_of(static_cast<Stage>(offender.stage));
-  const std::string micro =
-      offender.micro == ~0u ? std::string() : fmt::format(", micro-batch {}", offender.micro);
-  if (offender.parameter == ~0u)
-    return fmt::format("nonfinite loss on rank {}{}", offender.rank, micro);
-  const float value = std::bit_cast<float>(offender.value_bits);
-  const Participant& participant = *participants[offender.participant];
-  return fmt::format("{} in {}/{} element {} of rank {} at stage {}{}",
-                     std::isnan(value) ? "nan"
-                     : value > 0       ? "inf"
-                                       : "-inf",
-                     participant.name(), participant.parameter_name(offender.parameter),
-                     offender.element, offender.rank, stage, micro);
-}
-
 }  // namespace
 
 // --- Window ------------------------------------------------------------------------------------
 
 Interval Window::positions(std::uint32_t micro) const
 {
-  const Topology& topology = coordinator_->topology_;
+  return positions(micro, coordinator_->topology_.data_rank());
+}
+
+Interval Window::positions(std::uint32_t micro, int data_rank) const
+{
   return interval_
-      .part(static_cast<std::uint64_t>(topology.data_rank()),
-            static_cast<std::uint64_t>(topology.data_parallel()))
+      .part(static_cast<std::uint64_t>(data_rank),
+            static_cast<std::uint64_t>(coordinator_->topology_.data_parallel()))
       .part(micro, micro_batches_);
 }
 
@@ -121,6 +108,8 @@ Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> par
     throw InvalidArgument(
         "a window needs samples and micro-batches (one of them is 0); give at least 1");
   agreed_configuration_ = mix64(policy.hash(), options_.configuration_hash);
+  if (options_.recompute)  // collective, so all have it or none
+    agreed_configuration_ = mix64(agreed_configuration_, hash_of("recompute"));
   for (const Participant* participant : participants_) {
     agreed_configuration_ = mix64(agreed_configuration_, participant->configuration_hash());
     agreed_plan_ = mix64(agreed_plan_, participant->plan_hash());
@@ -290,17 +279,24 @@ Window Coordinator::open_window()
 void Coordinator::take_micro_batch(Window& window)
 {
   enter(Phase::window, window.next_micro_);
-  guarded(Phase::window, window.failure_, window.failure_text_, [&] {
-    for (const Fault* fault : firing(FaultKind::nonfinite))
-      for (std::size_t i = 0; i < participants_.size(); ++i)
-        if (fault->micro == window.next_micro_ && fault->optimizer.value_or(i) == i)
-          participants_[i]->inject_gradient(fault->parameter, fault->element, fault->value);
-    for (const Fault* fault : firing(FaultKind::loss))
-      if (fault->micro == window.next_micro_) window.micro_losses_.back().sum = fault->value;
-    for (Participant* participant : participants_) participant->accumulate(window.next_micro_);
-  });
+  guarded(Phase::window, window.failure_, window.failure_text_,
+          [&] { accumulate(window.next_micro_, window.micro_losses_.back().sum, false); });
   const std::uint32_t next = window.next_micro_ + 1;
   enter(Phase::window, next < window.micro_batches_ ? next : ~0u);
+}
+
+void Coordinator::accumulate(std::uint32_t micro, double& loss_sum, bool again)
+{
+  const auto fires = [&](const Fault* fault) {
+    return fault->micro == micro && (fault->permanent || !again);
+  };
+  for (const Fault* fault : firing(FaultKind::nonfinite))
+    for (std::size_t i = 0; i < participants_.size(); ++i)
+      if (fires(fault) && fault->optimizer.value_or(i) == i)
+        participants_[i]->inject_gradient(fault->parameter, fault->element, fault->value);
+  for (const Fault* fault : firing(FaultKind::loss))
+    if (fires(fault)) loss_sum = fault->value;
+  for (Participant* participant : participants_) participant->accumulate(micro);
 }
 
 // --- the step ----------------------------------------------------------------------------------
@@ -466,8 +462,13 @@ class Coordinator::Attempt {
   template <class Work>
   void locally(Phase phase, Work&& work)
   {
+    locally(phase, failure_, text_, work);
+  }
+  template <class Work>
+  void locally(Phase phase, Failure& failure, std::string& text, Work&& work)
+  {
     c_.enter(phase);
-    c_.guarded(phase, failure_, text_, [&] {
+    c_.guarded(phase, failure, text, [&] {
       c_.reach(phase);
       work();
     });
@@ -550,208 +551,192 @@ class Coordinator::Attempt {
 
   // --- a bad verdict -----------------------------------------------------------------------------
 
-  /// The rank that knows most of what the verdict is about; a function of what all ranks know.
-  int speaker(const Outcome& outcome) const
-  {
-    std::uint64_t rank = outcome.offender.exists() ? outcome.offender.rank : 0;
-    switch (outcome.verdict.reason) {
-      case Reason::control_mismatch:
-        rank = outcome.verdict.rank;
-        break;
-      case Reason::replica_mismatch:
-        rank = ballot_.replica.rank;
-        break;
-      case Reason::window_failed:
-      case Reason::update_failed:
-      case Reason::partial_update:
-        if (outcome.failure.exists()) rank = outcome.failure.rank;
-        break;
-      default:
-        break;
-    }
-    return rank < static_cast<std::uint64_t>(c_.topology_.size()) ? static_cast<int>(rank) : 0;
-  }
-
   /// Collective: the incident, made and written by the rank that knows most, told to all. The
   /// gradients are still there.
   void record(Outcome& outcome)
   {
-    const int rank = speaker(outcome);
-    std::string text;
-    if (rank == c_.topology_.rank()) {
+    detail::Circumstances at{c_.topology_,
+                             c_.participants_,
+                             c_.options_,
+                             c_.control_,
+                             ballot_,
+                             window_.interval_,
+                             window_.nominal_,
+                             samples_,
+                             window_.micro_batches_,
+                             c_.checkpoint_,
+                             c_.checkpoint_step_,
+                             failed_here_.exists() ? text_ : std::string(),
+                             {}};
+    const int rank = detail::speaker(at, outcome);
+    const bool speaks = rank == c_.topology_.rank();
+    Incident incident;
+    std::vector<NamedArray> arrays;
+    const auto noting = [&](auto&& work) {
       try {
-        Incident incident = describe(outcome);
-        std::vector<NamedArray> arrays;
-        try {
-          add_own_facts(outcome, incident, arrays);
-        } catch (const std::exception& error) {
-          incident.write_error = error.what();
-        }
-        if (!c_.options_.incident_dir.empty() && c_.incidents_ < c_.options_.incident_limit)
-          write_incident(incident, arrays, c_.options_.incident_dir);
-        text = to_json(incident);
-      } catch (const std::exception&) {
-        text.clear();  // no memory: the others must not wait for it
+        work();
+      } catch (const MpiError&) {
+        throw;
+      } catch (const std::exception& error) {
+        incident.write_error = error.what();
       }
-    }
+    };
+    noting([&] { incident = detail::known_to_all(at, outcome); });
+    if (speaks)
+      noting([&] {
+        for (const auto& micro : window_.micro_losses_)
+          at.micro_losses.push_back(micro.sum / static_cast<double>(micro.samples));
+        detail::add_own_facts(at, outcome, incident, arrays);
+      });
+    if (c_.options_.recompute && blames_a_window(outcome))
+      incident.recomputation = compute_again(static_cast<int>(outcome.offender.rank));
+    std::string text;
+    noting([&] {
+      incident.message = detail::message_of(at, outcome, incident);
+      if (!speaks) return;
+      if (!c_.options_.incident_dir.empty() && c_.incidents_ < c_.options_.incident_limit)
+        write_incident(incident, arrays, c_.options_.incident_dir);
+      text = to_json(incident);
+    });
     c_.wait();
     c_.transport_->share(text, rank);
     ++c_.incidents_;
-    outcome.incident = std::make_shared<const Incident>(text.empty() ? describe(outcome)
-                                                                     : incident_from_json(text));
+    // Without a text the speaker has no memory: then it is what all know.
+    if (!text.empty()) incident = incident_from_json(text);
+    outcome.incident = std::make_shared<const Incident>(std::move(incident));
     outcome.message = outcome.incident->message;
   }
 
-  /// What all ranks know, and of a failure its text on the rank that failed.
-  Incident describe(const Outcome& outcome)
+  /// Whether the verdict is about something that one rank came to from its samples; the same on all
+  /// ranks, also where they were not started alike.
+  bool blames_a_window(const Outcome& outcome) const
   {
-    const Verdict& verdict = outcome.verdict;
-    const double unscale =
-        static_cast<double>(window_.nominal_) / static_cast<double>(samples_) / window_.loss_scale_;
-    Incident incident;
-    incident.step = c_.control_.step;
-    incident.attempt = outcome.attempt;
-    incident.verdict = verdict.kind == VerdictKind::skip ? "skip" : "halt";
-    incident.reason = name_of(verdict.reason);
-    incident.window = outcome.window;
-    incident.nonfinite = outcome.nonfinite;
-    incident.ranks_with_nonfinite_loss = outcome.ranks_with_nonfinite_loss;
-    incident.repeats = repeats(c_.control_, verdict, policy_, outcome.window);
-    incident.loss_scale = outcome.loss_scale;
-    incident.largest_finite = static_cast<double>(std::bit_cast<float>(
-                                  static_cast<std::uint32_t>(ballot_.largest_finite))) *
-                              unscale;
-    incident.rank = static_cast<std::uint32_t>(speaker(outcome));
-    incident.checkpoint = c_.checkpoint_;
-    incident.checkpoint_step = c_.checkpoint_step_;
-    incident.data_parallel = static_cast<std::uint32_t>(c_.topology_.data_parallel());
-    incident.model_parallel = static_cast<std::uint32_t>(c_.topology_.model_parallel());
-    incident.micro_batches = window_.micro_batches_;
-    incident.configuration = c_.options_.configuration;
-    if (verdict.reason == Reason::control_mismatch) {
-      incident.mismatch = name_of(verdict.field);
-      const auto field = static_cast<std::size_t>(verdict.field);
-      incident.mismatch_least =
-          field < ballot_.agreed.size() ? ballot_.agreed[field].min : ballot_.participants;
-      incident.mismatch_greatest =
-          field < ballot_.agreed.size() ? ballot_.agreed[field].max : policy_.participants;
-    } else if (verdict.reason == Reason::replica_mismatch) {
-      describe_replica(incident);
-    } else if (outcome.failure.exists()) {
-      incident.failure_phase = name_of(static_cast<Phase>(outcome.failure.phase));
-      incident.failure_code = outcome.failure.code;
-      incident.failure_text = failed_here_.exists() ? text_ : std::string();
-    } else if (outcome.offender.exists()) {
-      describe_offender(outcome.offender, incident);
-    }
-    incident.message = explain(outcome, incident);
-    return incident;
-  }
-
-  void describe_replica(Incident& incident) const
-  {
-    const Participant& participant = *c_.participants_[ballot_.replica.participant];
-    incident.optimizer = participant.name();
-    incident.parameter = participant.parameter_name(ballot_.replica.parameter);
-    incident.element = ballot_.replica.element;
-    incident.replica_block = ballot_.replica.block;
-    incident.count = ballot_.replica_faults;
-    incident.array = "weights";
-    incident.precision = participant.precisions(ballot_.replica.parameter);
-  }
-
-  void describe_offender(const Offender& offender, Incident& incident) const
-  {
-    const auto stage = static_cast<Stage>(offender.stage);
-    incident.stage = name_of(stage);
-    incident.before_synchronization = stage <= Stage::accumulation;
-    incident.value_bits = offender.value_bits;
-    const float value = std::bit_cast<float>(offender.value_bits);
-    incident.value = std::isnan(value)   ? "nan"
-                     : std::isinf(value) ? (value > 0 ? "inf" : "-inf")
-                                         : fmt::format("{}", value);
-    incident.count = offender.count;
-    if (offender.micro != ~0u) incident.micro = offender.micro;
-    // As Window::positions, of the rank that it came from.
-    const auto data_rank =
-        offender.rank / static_cast<std::uint32_t>(c_.topology_.model_parallel());
-    incident.positions =
-        window_.interval_.part(data_rank, static_cast<std::uint64_t>(c_.topology_.data_parallel()));
-    if (incident.micro && *incident.micro < window_.micro_batches_)
-      incident.positions = incident.positions.part(*incident.micro, window_.micro_batches_);
-    if (offender.participant >= c_.participants_.size()) return;
-    const Participant& participant = *c_.participants_[offender.participant];
-    if (offender.parameter >= participant.parameters()) {
-      if (participant.parameters() != 0) incident.precision = participant.precisions(0);
-      return;
-    }
-    incident.optimizer = participant.name();
-    incident.parameter = participant.parameter_name(offender.parameter);
-    incident.element = offender.element;
-    incident.precision = participant.precisions(offender.parameter);
-  }
-
-  /// What only this rank knows.
-  void add_own_facts(const Outcome& outcome, Incident& incident, std::vector<NamedArray>& arrays)
-  {
-    std::array<char, MPI_MAX_PROCESSOR_NAME + 1> node{};
-    int length = 0;
-    check_mpi(MPI_Get_processor_name(node.data(), &length), "MPI_Get_processor_name");
-    incident.node.assign(node.data(), static_cast<std::size_t>(length));
-    for (const auto& micro : window_.micro_losses_)
-      incident.micro_losses.push_back(micro.sum / static_cast<double>(micro.samples));
-    if (incident.stage.empty()) return;
     const Offender& offender = outcome.offender;
-    if (!incident.parameter.empty()) {
-      const OffenderDetail detail = c_.participants_[offender.participant]->detail(offender);
-      if (detail.count != 0) incident.count = detail.count;
-      incident.array = detail.array;
-      incident.contributor_known = detail.contributor_known;
-      if (detail.gradient_magnitude)
-        incident.magnitude =
-            *detail.gradient_magnitude *
-            (static_cast<double>(window_.nominal_) / static_cast<double>(samples_)) /
-            window_.loss_scale_;
-    }
-    // An update's owner had no part in what the samples of all ranks came to.
-    const bool of_samples = static_cast<Stage>(offender.stage) <= Stage::exchange;
-    if (!of_samples || !c_.options_.evidence || incident.positions.empty()) return;
-    Evidence evidence = c_.options_.evidence(incident.positions);
-    constexpr std::size_t most_ids = 4096;
-    evidence.sample_ids.resize(std::min(evidence.sample_ids.size(), most_ids));
-    incident.sample_ids = std::move(evidence.sample_ids);
-    arrays = std::move(evidence.arrays);
+    if (!offender.exists() || outcome.failure.exists() ||
+        outcome.verdict.reason == Reason::control_mismatch ||
+        outcome.verdict.reason == Reason::replica_mismatch ||
+        offender.rank >= static_cast<std::uint32_t>(c_.topology_.size()))
+      return false;
+    const auto stage = static_cast<Stage>(offender.stage);
+    return stage < Stage::exchange ||
+           (stage == Stage::exchange &&
+            c_.participants_[offender.participant]->knows_contributors());
   }
 
-  std::string explain(const Outcome& outcome, const Incident& incident) const
+  /// What one rank tells the others of a window that is computed again.
+  struct Account {
+    std::uint64_t first = 0, again = 0;  ///< digests
+    std::uint64_t first_finite = 0, again_finite = 0;
+    std::uint64_t arithmetic = 0, failed = 0;
+  };
+
+  /// Collective: the window of the data-parallel group of rank `suspect` once more, there and on
+  /// the next group. What was contributed is overwritten.
+  Recomputation compute_again(int suspect)
   {
-    const Verdict& verdict = outcome.verdict;
-    const std::uint64_t step = c_.control_.step;
-    const std::string_view reason = name_of(verdict.reason);
-    if (!incident.mismatch.empty() && verdict.field == AgreedField::participants)
-      return fmt::format("step {}: halted ({}: {} of {} participants took part)", step, reason,
-                         ballot_.participants, policy_.participants);
-    if (!incident.mismatch.empty())
-      return fmt::format("step {}: halted ({}: {} on rank {} differs)", step, reason,
-                         incident.mismatch, verdict.rank);
-    if (incident.replica_block)
-      return fmt::format(
-          "step {}: halted ({}: {}/{} block {} on rank {} is not what its owner wrote; {})", step,
-          reason, incident.optimizer, incident.parameter, *incident.replica_block, incident.rank,
-          incident.checkpoint.empty() ? "there is no checkpoint to go back to"
-                                      : fmt::format("go back to {} of step {}", incident.checkpoint,
-                                                    incident.checkpoint_step));
-    if (!incident.failure_phase.empty())
-      return fmt::format("step {}: halted ({} on rank {} in phase {}: {})", step, reason,
-                         incident.rank, incident.failure_phase, incident.failure_text);
-    std::string text = fmt::format("step {}: {} ({}: {})", step,
-                                   verdict.kind == VerdictKind::skip ? "skipped" : "halted", reason,
-                                   tutti::describe(outcome.offender, c_.participants_));
-    if (verdict.reason == Reason::repeat_limit)
-      text.insert(text.size() - 1,
-                  fmt::format("; samples at positions {} to {} broke it {} times",
-                              outcome.window.begin, outcome.window.end - 1, incident.repeats));
-    return text;
+    const Topology& topology = c_.topology_;
+    const int model = topology.model_parallel();
+    const int group = suspect / model, next = (group + 1) % topology.data_parallel();
+    Account own;
+    own.arithmetic = hash_of(c_.options_.arithmetic);
+    Failure failure;
+    std::string text;
+    if (topology.data_rank() == group)
+      locally(Phase::recompute, failure, text, [&] {
+        std::vector<double> losses;
+        for (const auto& micro : window_.micro_losses_) losses.push_back(micro.sum);
+        digest(losses, own.first, own.first_finite);
+      });
+    if (topology.data_rank() == group || topology.data_rank() == next) {
+      std::vector<double> losses = compute(group, failure, text);
+      locally(Phase::recompute, failure, text,
+              [&] { digest(losses, own.again, own.again_finite); });
+    }
+    own.failed = failure.exists() ? 1 : 0;
+    return agree_on_cause(own, suspect, next * model + suspect % model, std::move(text));
+  }
+
+  /// Collective over the model axis: the passes of a data-parallel group's window, on this rank;
+  /// the losses' sums. Every pass is made, whatever fails.
+  std::vector<double> compute(int group, Failure& failure, std::string& text)
+  {
+    std::vector<double> losses(window_.micro_batches_, 0.0);
+    c_.guarded(Phase::recompute, failure, text, [&] {
+      for (Participant* participant : c_.participants_) participant->open();
+    });
+    for (std::uint32_t micro = 0; micro < window_.micro_batches_; ++micro) {
+      c_.enter(Phase::recompute, micro);
+      c_.guarded(Phase::recompute, failure, text, [&] {
+        losses[micro] =
+            c_.options_.recompute(window_.positions(micro, group), window_.gradient_scale());
+        c_.accumulate(micro, losses[micro], true);
+      });
+    }
+    c_.guarded(Phase::recompute, failure, text, [&] {
+      for (Participant* participant : c_.participants_) participant->close();
+    });
+    return losses;
+  }
+
+  /// Of what this rank contributes.
+  void digest(const std::vector<double>& losses, std::uint64_t& out, std::uint64_t& finite)
+  {
+    finite = 1;
+    for (const double loss : losses) {
+      out = mix64(out, std::bit_cast<std::uint64_t>(loss));
+      if (!(std::abs(loss) <= largest_loss)) finite = 0;
+    }
+    for (Participant* participant : c_.participants_) {
+      const std::optional<std::uint64_t> nonfinite = participant->digest_contribution(out);
+      if (!nonfinite)
+        throw InvalidArgument(fmt::format(
+            "optimizer {} cannot tell what it contributes (it has no digest_contribution)",
+            participant->name()));
+      if (*nonfinite != 0) finite = 0;
+    }
+  }
+
+  /// Collective.
+  Recomputation agree_on_cause(const Account& own, int suspect, int other, std::string text)
+  {
+    const auto size = static_cast<std::size_t>(c_.topology_.size());
+    constexpr std::size_t words = sizeof(Account) / sizeof(std::uint64_t);
+    const auto mine = std::bit_cast<std::array<std::uint64_t, words>>(own);
+    std::vector<std::uint64_t> all(size * words);
+    c_.wait();
+    c_.transport_->gather(mine, all);
+    const auto of = [&](int rank) {
+      std::array<std::uint64_t, words> record;
+      std::copy_n(all.begin() + rank * static_cast<std::ptrdiff_t>(words), words, record.begin());
+      return std::bit_cast<Account>(record);
+    };
+    Recomputation result;
+    result.rank = static_cast<std::uint32_t>(suspect);
+    result.other = static_cast<std::uint32_t>(other);
+    for (int rank = 0; rank < c_.topology_.size(); ++rank) {
+      if (of(rank).failed == 0) continue;
+      c_.transport_->share(text, rank);
+      result.failure = fmt::format("rank {}: {}", rank, text);
+      return result;
+    }
+    // A group came to what its model-parallel ranks came to.
+    const int model = c_.topology_.model_parallel();
+    Contribution first{0, true}, again{0, true}, elsewhere{0, true};
+    result.comparable = true;
+    for (int slot = 0; slot < model; ++slot) {
+      const Account here = of(suspect / model * model + slot),
+                    there = of(other / model * model + slot);
+      const auto add = [](Contribution& to, std::uint64_t digest, std::uint64_t finite) {
+        to.digest = mix64(to.digest, digest);
+        to.finite = to.finite && finite != 0;
+      };
+      add(first, here.first, here.first_finite);
+      add(again, here.again, here.again_finite);
+      add(elsewhere, there.again, there.again_finite);
+      result.comparable = result.comparable && here.arithmetic == there.arithmetic;
+    }
+    classify(result, first, again, elsewhere);
+    return result;
   }
 
   Coordinator& c_;

@@ -34,8 +34,8 @@ const std::vector<KindSpec>& kinds()
       {FaultKind::nonfinite,
        "nonfinite",
        {"rank"},
-       {"micro", "param", "element", "value", "optimizer"}},
-      {FaultKind::loss, "loss", {"rank"}, {"value", "micro"}},
+       {"micro", "param", "element", "value", "optimizer", "permanent"}},
+      {FaultKind::loss, "loss", {"rank"}, {"value", "micro", "permanent"}},
       {FaultKind::scale, "scale", {"rank"}, {"factor"}},
       {FaultKind::update, "update", {"rank"}, {"optimizer"}},
       {FaultKind::state, "state", {"rank"}, {"param", "element", "value", "optimizer"}},
@@ -147,6 +147,11 @@ Fault parse_fault(const std::string& text)
     if (key == "optimizer") fault.optimizer = number<std::size_t>(text, key, value);
     if (key == "phase") fault.phase = phase_named(text, value);
     if (key == "seconds") fault.seconds = number<double>(text, key, value);
+    if (key == "permanent") {
+      if (value != "yes" && value != "no")
+        refuse(text, fmt::format("permanent={} is not known", value), "use yes or no");
+      fault.permanent = value == "yes";
+    }
     if (key == "process") {
       if (value != "self" && value != "launcher")
         refuse(text, fmt::format("process={} is not known", value), "use self or launcher");

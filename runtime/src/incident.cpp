@@ -43,6 +43,31 @@ double to_double(const json& value)
   throw IoError(fmt::format("'{}' is no number", name));
 }
 
+json to_json(const std::optional<Recomputation>& r)
+{
+  if (!r) return json();
+  return {{"cause", name_of(r->cause)},  {"rank", r->rank},     {"other", r->other},
+          {"comparable", r->comparable}, {"finite", r->finite}, {"other_finite", r->other_finite},
+          {"repeats", r->repeats},       {"agrees", r->agrees}, {"failure", r->failure},
+          {"text", explain(*r)}};
+}
+
+Recomputation to_recomputation(const json& in)
+{
+  Recomputation r;
+  for (const Cause cause : {Cause::transient, Cause::machine, Cause::data})
+    if (in.at("cause").get<std::string>() == name_of(cause)) r.cause = cause;
+  in.at("rank").get_to(r.rank);
+  in.at("other").get_to(r.other);
+  in.at("comparable").get_to(r.comparable);
+  in.at("finite").get_to(r.finite);
+  in.at("other_finite").get_to(r.other_finite);
+  in.at("repeats").get_to(r.repeats);
+  in.at("agrees").get_to(r.agrees);
+  in.at("failure").get_to(r.failure);
+  return r;
+}
+
 json interval(Interval value) { return {value.begin, value.end}; }
 Interval to_interval(const json& value)
 {
@@ -135,7 +160,7 @@ bool Incident::operator==(const Incident& o) const
                     i.failure_phase, i.failure_text, i.failure_code, i.mismatch, i.mismatch_least,
                     i.mismatch_greatest, i.replica_block, i.checkpoint, i.checkpoint_step,
                     i.array_files, i.file, i.write_error, i.node, i.data_parallel, i.model_parallel,
-                    i.micro_batches, i.configuration);
+                    i.micro_batches, i.configuration, i.recomputation);
   };
   return losses && magnitudes && same(loss_scale, o.loss_scale) &&
          same(largest_finite, o.largest_finite) && rest(*this) == rest(o);
@@ -179,6 +204,7 @@ std::string to_json(const Incident& i)
       {"micro_losses", json::array()},
       {"positions", interval(i.positions)},
       {"sample_ids", i.sample_ids},
+      {"recomputation", to_json(i.recomputation)},
       {"failure", {{"phase", i.failure_phase}, {"text", i.failure_text}, {"code", i.failure_code}}},
       {"mismatch",
        {{"field", i.mismatch}, {"least", i.mismatch_least}, {"greatest", i.mismatch_greatest}}},
@@ -259,6 +285,8 @@ Incident incident_from_json(const std::string& text)
     i.model_parallel = job.value("model_parallel", 0u);
     i.micro_batches = job.value("micro_batches", 0u);
     const json configuration = in.value("configuration", json());
+    const json recomputation = in.value("recomputation", json());
+    if (!recomputation.is_null()) i.recomputation = to_recomputation(recomputation);
     if (configuration.is_object()) i.configuration = configuration.dump();
     in.at("file").get_to(i.file);
     in.at("write_error").get_to(i.write_error);

@@ -230,8 +230,8 @@ struct ShardedAdam::State {
   void unpin() noexcept;
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
   std::size_t run_of(std::size_t shard_block) const;
-  void digest(std::uint64_t* out, const std::byte* weights, std::size_t block,
-              std::size_t count) const;
+  void digest(std::uint64_t* out, const std::byte* values, Precision precision,
+              std::size_t blocks) const;
   void digest_own(const std::byte* weights);
   void publish_digests() noexcept;
   void watch_sum(std::size_t p, std::uint32_t micro, std::uint32_t largest);
@@ -695,13 +695,12 @@ void ShardedAdam::stage(const Update& update)
 
 // --- digests of replicas -----------------------------------------------------------------------
 
-/// Of `count` consecutive blocks of one parameter in a buffer that lies as this slot's weights.
-void ShardedAdam::State::digest(std::uint64_t* out, const std::byte* weights, std::size_t block,
-                                std::size_t count) const
+/// Of consecutive blocks.
+void ShardedAdam::State::digest(std::uint64_t* out, const std::byte* values, Precision precision,
+                                std::size_t blocks) const
 {
-  device.digest_blocks(digest_table.as<std::uint64_t>(), weights + layout.byte_offset(block),
-                       layout.precision_of(block), count);
-  device.copy(out, digest_table.as<void>(), count * sizeof *out);
+  device.digest_blocks(digest_table.as<std::uint64_t>(), values, precision, blocks);
+  device.copy(out, digest_table.as<void>(), blocks * sizeof *out);
 }
 
 /// How many blocks from block i of the shard on are consecutive, and of one parameter.
@@ -718,7 +717,8 @@ void ShardedAdam::State::digest_own(const std::byte* weights)
 {
   for (std::size_t i = 0; i < blocks();) {
     const std::size_t n = run_of(i);
-    digest(own_digests.data() + i, weights, shard[i], n);
+    digest(own_digests.data() + i, weights + layout.byte_offset(shard[i]),
+           layout.precision_of(shard[i]), n);
     i += n;
   }
 }
@@ -782,7 +782,8 @@ void ShardedAdam::inspect_replicas(Ballot& ballot)
   for (std::size_t b = begin; b < end;) {
     const Piece& piece = s.layout.piece(s.layout.parameter_of(b));
     const std::size_t n = std::min(end, piece.first_block + piece.blocks) - b;
-    s.digest(found.data() + (b - begin), s.exchange.weights(), b, n);
+    s.digest(found.data() + (b - begin), s.exchange.weights() + s.layout.byte_offset(b),
+             s.layout.precision_of(b), n);
     b += n;
   }
   for (std::size_t b = begin; b < end; ++b) {
@@ -917,9 +918,8 @@ OffenderDetail ShardedAdam::detail(const Offender& offender)
     case Stage::exchange: {
       detail.array = "sum over ranks";
       detail.count = offender.count;
-      detail.contributor_known = !s.options.reduce_scatter;
       const auto own = static_cast<double>(load_element(contribution, wire, local));
-      if (detail.contributor_known && std::isfinite(own)) detail.gradient_magnitude = std::abs(own);
+      if (knows_contributors() && std::isfinite(own)) detail.gradient_magnitude = std::abs(own);
       break;
     }
     case Stage::unscale:
@@ -951,6 +951,27 @@ OffenderDetail ShardedAdam::detail(const Offender& offender)
     }
   }
   return detail;
+}
+
+bool ShardedAdam::knows_contributors() const { return !state_->options.reduce_scatter; }
+
+std::optional<std::uint64_t> ShardedAdam::digest_contribution(std::uint64_t& digest)
+{
+  const State& s = *state_;
+  std::uint64_t nonfinite = 0;
+  std::vector<std::uint64_t> found;
+  for (std::size_t p = 0; p < s.parameters.size(); ++p) {
+    digest = mix64(digest, s.has[p]);
+    const Piece& piece = s.layout.piece(p);
+    if (!s.has[p] || piece.elements == 0) continue;
+    const std::byte* const values = s.exchange.contribution() + s.contribution_offset(p);
+    const Precision wire = s.wire_precision(p);
+    found.resize(piece.blocks);
+    s.digest(found.data(), values, wire, piece.blocks);
+    for (const std::uint64_t block : found) digest = mix64(digest, block);
+    nonfinite += s.device.scan(values, wire, piece.elements).nonfinite;
+  }
+  return nonfinite;
 }
 
 PrecisionNames ShardedAdam::precisions(std::size_t p) const

@@ -96,6 +96,14 @@ class MpiTransport final : public Transport {
 
   void combine(Confirm& confirm) override { confirm_.reduce(confirm, communicator_); }
 
+  void gather(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all) override
+  {
+    const int words = static_cast<int>(mine.size());
+    check_mpi(MPI_Allgather(mine.data(), words, MPI_UINT64_T, all.data(), words, MPI_UINT64_T,
+                            communicator_),
+              "MPI_Allgather after a bad verdict");
+  }
+
   void share(std::string& text, int root) override
   {
     constexpr std::size_t most = std::size_t{1} << 24;

@@ -35,9 +35,9 @@ std::string_view name_of(Stage stage)
 std::string_view name_of(Phase phase)
 {
   static constexpr std::array<std::string_view, phase_count> names = {
-      "window",        "exchange",     "ballot",       "stage",        "gather",
-      "confirm",       "publish",      "save_prepare", "save_payload", "save_sync",
-      "save_complete", "save_publish", "save_pointer", "save_retain"};
+      "window",    "exchange",      "ballot",       "stage",        "gather",
+      "confirm",   "publish",       "recompute",    "save_prepare", "save_payload",
+      "save_sync", "save_complete", "save_publish", "save_pointer", "save_retain"};
   return pick(names, phase);
 }
 

@@ -40,6 +40,9 @@ TEST_CASE("every key of every kind is read")
   REQUIRE((state.parameter == "w" && state.element == 9 && std::isinf(state.value)));
   REQUIRE(parse_fault("scale:step=0,rank=0,factor=0.5").factor == 0.5);
   REQUIRE(parse_fault("bitflip:step=0,rank=0,param=*,element=4,bit=9").bit == 9);
+  REQUIRE_FALSE(f.permanent);
+  REQUIRE(parse_fault("loss:step=0,rank=0,permanent=yes").permanent);
+  REQUIRE_FALSE(parse_fault("nonfinite:step=0,rank=0,permanent=no").permanent);
   REQUIRE(parse_fault("update:attempt=4,rank=0").attempt == 4u);
   for (Phase phase :
        {Phase::window, Phase::exchange, Phase::ballot, Phase::stage, Phase::gather, Phase::confirm})
@@ -54,6 +57,7 @@ TEST_CASE("a fault that cannot be used is a ConfigError with reason and suggesti
         "nonfinite:step=1,rank=0,value=7x", "nonfinite:step=1,rank=0,phase=stage",
         "throw:step=1,rank=0", "throw:step=1,rank=0,phase=publish", "nonfinite:step=1,rank=0,",
         "scale:step=1,rank=-1", "nonfinite:step=1,step=2,rank=0", "update:attempt=0,rank=0",
+        "loss:step=1,rank=0,permanent=1", "update:step=1,rank=0,permanent=yes",
         "update:step=-1,rank=0", "bitflip:step=1,rank=0,bit=32", "loss:step=1,rank"}) {
     INFO(text);
     try {

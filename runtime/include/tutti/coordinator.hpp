@@ -70,6 +70,8 @@ class Window {
   std::uint32_t micro_batches() const { return micro_batches_; }
   /// Sample positions of this rank's data-parallel part in micro-batch `micro`; may be empty.
   Interval positions(std::uint32_t micro) const;
+  /// Those of another data-parallel rank.
+  Interval positions(std::uint32_t micro, int data_rank) const;
   /// The loss scale; multiply the *sum* of the sample losses by gradient_scale() = scale / nominal
   /// samples before the backward pass.
   double loss_scale() const { return loss_scale_; }
@@ -134,6 +136,12 @@ struct CoordinatorOptions {
   /// The run's configuration, a JSON object, for incidents; need not be the same on all ranks.
   std::string configuration{};
   EvidenceSource evidence{};
+  /// Computes a suspect window again to tell a passing error, a machine and the data apart; given
+  /// on all ranks or on none. No outcome depends on it.
+  RecomputeSource recompute{};
+  /// What the caller's arithmetic depends on (a device, a library's kernels): of ranks with the
+  /// same text the same bits are expected.
+  std::string arithmetic{};
   Watchdog* watchdog = nullptr;  ///< is told where this rank is; must outlive the coordinator
 };
 
@@ -196,6 +204,9 @@ class Coordinator {
   class Attempt;
   void require_usable(const char* call) const;
   void take_micro_batch(Window& window);
+  /// Local: the gradients of a micro-batch that are in place are taken into the sum, after what the
+  /// fault plan does to them and to `loss_sum`. `again`: when the window is computed again.
+  void accumulate(std::uint32_t micro, double& loss_sum, bool again);
   std::vector<const Fault*> firing(FaultKind kind) const;
   void reach(Phase phase) const;
   void enter(Phase phase, std::uint32_t micro = ~0u) const noexcept;

@@ -38,6 +38,8 @@ struct Fault {
   /// nonfinite, loss, state: inf, -inf, nan, or a number, with which only a sum or an update may
   /// leave its range.
   float value = 0;
+  /// nonfinite, loss: also when the window is computed again, as a machine that is broken for good.
+  bool permanent = false;
   double factor = 2;                     ///< scale
   unsigned bit = 0;                      ///< bitflip
   std::optional<std::size_t> optimizer;  ///< index of the participant; every one if not given

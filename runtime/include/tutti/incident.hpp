@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tutti/interval.hpp"
+#include "tutti/recomputation.hpp"
 #include "tutti/verdict.hpp"
 
 namespace tutti {
@@ -29,7 +30,6 @@ struct OffenderDetail {
   /// Of the gradient at that element, still scaled, where it is finite.
   std::optional<double> gradient_magnitude;
   std::string array;  ///< what held the value: "gradient", "sum", "exp_avg_sq", "weights", ...
-  bool contributor_known = true;  ///< false: the sum came from MPI
 };
 
 /// One array for the reproduction of an incident, as NumPy knows it.
@@ -85,6 +85,9 @@ struct Incident {
   std::vector<double> micro_losses;  ///< of that rank: mean loss of each micro-batch, NaN if empty
   Interval positions;                ///< of that rank in that micro-batch (or window)
   std::vector<std::uint64_t> sample_ids;  ///< of these positions, the first 4096
+
+  /// What computing that rank's window again came to, where it was.
+  std::optional<Recomputation> recomputation;
 
   // Other troubles.
   std::string failure_phase, failure_text;  ///< of `rank`; empty: no failure

@@ -7,6 +7,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -100,6 +101,18 @@ class Participant {
   /// Local, after a bad verdict and before the next window, on the rank that `offender` names: what
   /// only this rank can say of it. May throw.
   virtual OffenderDetail detail(const Offender& offender);
+  /// Whether this participant tells whose contribution made a sum over ranks nonfinite; otherwise
+  /// an offender found there names the rank that saw it. The same on all ranks.
+  virtual bool knows_contributors() const { return true; }
+  /// Local, after a bad verdict and before the next window: adds the bits of what this rank
+  /// contributes to the window, as close() left it, to `digest`, and returns how many of its
+  /// elements are nonfinite; nothing if it cannot say. A digest depends on nothing but these bits
+  /// and the layout of the model-parallel slot. For computing a window again, which calls open(),
+  /// accumulate() and close() once more. May throw.
+  virtual std::optional<std::uint64_t> digest_contribution(std::uint64_t& /*digest*/)
+  {
+    return std::nullopt;
+  }
   /// Of one parameter, for incidents.
   virtual PrecisionNames precisions(std::size_t parameter) const;
 

@@ -87,6 +87,8 @@ class ShardedAdam : public Participant {
   StateView state() override;
   void restored() override;
   OffenderDetail detail(const Offender& offender) override;
+  bool knows_contributors() const override;
+  std::optional<std::uint64_t> digest_contribution(std::uint64_t& digest) override;
   PrecisionNames precisions(std::size_t parameter) const override;
   bool inject_gradient(const std::string& parameter, std::uint64_t element, float value) override;
   bool inject_overflow() override;

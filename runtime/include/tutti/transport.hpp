@@ -22,8 +22,11 @@ class Transport {
   /// The summed ballot, and has_gradient[p] = some rank has it.
   virtual void combine(Ballot& ballot, std::span<std::uint8_t> has_gradient) = 0;
   virtual void combine(Confirm& confirm) = 0;
-  /// `text` of `root` on all ranks, whole; only after a verdict that all ranks know.
+  // Only after a verdict that all ranks know:
+  /// `text` of `root` on all ranks, whole.
   virtual void share(std::string& text, int root) = 0;
+  /// `all` is what each rank gave as `mine`, in rank order; equal lengths on all ranks.
+  virtual void gather(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all) = 0;
   virtual void close() {}
 };
 

@@ -45,7 +45,8 @@ enum class Stage : std::uint8_t {
 };
 std::string_view name_of(Stage stage);
 
-/// Phases of a step, then of a save, in which a rank can fail, stall or die.
+/// Phases of a step, of what may follow a bad one, then of a save, in which a rank can fail, stall
+/// or die.
 enum class Phase : std::uint8_t {
   window,
   exchange,
@@ -54,6 +55,7 @@ enum class Phase : std::uint8_t {
   gather,
   confirm,
   publish,        ///< of a step: nothing can fail here, but a rank can die
+  recompute,      ///< the window of a bad attempt is computed again, to tell its cause
   save_prepare,   ///< what is saved is looked at, agreed on, and its file created
   save_payload,   ///< each rank writes its blocks
   save_sync,      ///< and makes them durable
@@ -62,7 +64,7 @@ enum class Phase : std::uint8_t {
   save_pointer,   ///< and turns `latest` to it
   save_retain,    ///< and removes older ones
 };
-inline constexpr std::size_t phase_count = 14;
+inline constexpr std::size_t phase_count = 15;
 std::string_view name_of(Phase phase);
 
 /// What the ranks must agree on; the fields of Halt(control_mismatch).
