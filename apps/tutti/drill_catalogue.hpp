@@ -20,10 +20,11 @@ struct Drill {
   int exit_code = 0;
   std::uint64_t attempt = 0;  ///< the one that is not committed; 0: none is looked at
   std::string verdict, reason;
-  nlohmann::json incident = nlohmann::json::object();  ///< fields that its incident must have
-  /// The run ends with the bits, and the samples, of one without the fault.
-  bool harmless = false;
-  /// Started again without the fault and with --resume auto, it ends as one that had no fault.
+  /// Fields that its incident must have; "/a/b" is a field in a field.
+  nlohmann::json incident = nlohmann::json::object();
+  /// Flags of a run whose state and samples it must end with; empty: the end is not compared.
+  std::vector<std::string> ends_as;
+  /// It is started again without the fault and with --resume auto, and that run ends so.
   bool resumes = false;
   std::vector<std::string> said;  ///< on standard error
 };

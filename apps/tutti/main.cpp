@@ -139,6 +139,11 @@ CLI::App* add_incident(CLI::App& app, IncidentRequest& request, ReplayRequest& a
   replay->add_option("--checkpoint", again.checkpoint, "in place of the incident's own")
       ->type_name("FILE");
   replay->add_option("--data", again.data, "in place of the run's images")->type_name("DIR");
+  replay
+      ->add_option("--most-steps", again.steps,
+                   "of the run that may be made again to come from checkpoint to incident")
+      ->type_name("N")
+      ->capture_default_str();
   replay->add_flag("--json", again.json, "as JSON");
   replay->parse_complete_callback([&request] { request.action = "replay"; });
   return command;

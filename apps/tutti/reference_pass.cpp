@@ -58,7 +58,9 @@ class Comparison {
   }
   void add(double computed, const Sum& reference)
   {
+    ++error_.elements;
     if (!std::isfinite(reference.magnitude)) return;
+    ++error_.compared;
     const double in_fp32 = growth_ * reference.magnitude;
     const double reached = std::abs(reference.value) + in_fp32;
     if (!std::isfinite(computed) && reached > format_.greatest) return;  // beyond its range

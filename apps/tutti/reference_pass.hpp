@@ -24,12 +24,13 @@ struct KernelError {
   std::string kernel;
   double error = 0;  ///< greatest |difference| / bound; above 1 the kernel is wrong
   double worst = 0;  ///< that difference
+  std::size_t compared = 0, elements = 0;  ///< how many of them have finite inputs
 };
 /// The bound of an element is that of a sum of n products in fp32 in any order,
 /// n u sum |a_i b_i| / (1 - n u) with u = 2^-24 (Higham, Accuracy and Stability of Numerical
 /// Algorithms, 2nd ed., section 3.1), and half a unit in the last place of the model's precision. A
 /// result beyond the range of the precision may be infinite. Elements with nonfinite inputs are
-/// left out: their kernel is not the first that went wrong.
+/// not compared: their kernel is not the first that went wrong.
 std::vector<KernelError> kernel_errors(const Mlp& mlp, const MlpShape& shape,
                                        const Mlp::Batch& batch, double gradient_scale);
 

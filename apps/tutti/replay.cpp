@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +25,7 @@
 #include "reference_pass.hpp"
 #include "sample_order.hpp"
 #include "scratch_folder.hpp"
+#include "stop_request.hpp"
 #include "train.hpp"
 #include "tutti/checkpoint_file.hpp"
 #include "tutti/checkpoint_restore.hpp"
@@ -112,11 +114,13 @@ class Replay {
   std::string in_update();
   std::string make_again(const Samples& samples);
   bool restore_weights();
-  std::string run_steps_between(const std::string& checkpoint);
+  std::string run_steps_between(const std::string& checkpoint, std::uint64_t from);
   Samples samples();
   Samples at_positions(Interval positions) const;
   std::string look_at(const Samples& samples);
   Pass pass(const Mlp::Batch& batch, double loss_scale);
+  std::string compare_kernels(const char* note, const Mlp::Batch& batch, double loss_scale);
+  void refuse_nonsense() const;
   std::string in_sums();
   std::string node() const { return incident_.node.empty() ? "unknown" : incident_.node; }
   std::string hardware() const
@@ -172,9 +176,18 @@ std::string Replay::without_samples()
 
 /// The run's own steps from a checkpoint (or from the seed) to the incident, on this one rank; the
 /// file that holds their end.
-std::string Replay::run_steps_between(const std::string& checkpoint)
+std::string Replay::run_steps_between(const std::string& checkpoint, std::uint64_t from)
 {
+  const std::uint64_t steps = incident_.step - from;
+  if (steps > request_.steps)
+    throw ConfigError(
+        fmt::format("incident {} is {} steps after its checkpoint (at most {} are made again); "
+                    "give a nearer one with --checkpoint, or raise --most-steps",
+                    file_.string(), steps, request_.steps));
+  // A run that is asked to stop does so, and what it wrote is removed with the folder.
+  StopRequest::catch_signals({SIGINT, SIGTERM});
   scratch_.emplace("replay");
+  fmt::print(stderr, "tutti: making {} steps again, on one rank\n", steps);
   TrainConfig config = config_;
   OptionTable table("train");
   declare(table, config);
@@ -184,11 +197,14 @@ std::string Replay::run_steps_between(const std::string& checkpoint)
   config.checkpoint_dir = scratch_->path().string();
   config.progress_every = config.eval_every = config.checkpoint_every = 0;
   config.watchdog = 0;
-  if (train(table, config, true) != ExitCode::ok)
+  const ExitCode end = train(table, config, true);
+  if (end == static_cast<ExitCode>(config.requeue_exit))
+    throw Refusal(end, "the replay was asked to stop (by a signal); start it again");
+  if (end != ExitCode::ok)
     throw IoError(fmt::format(
         "the {} steps between checkpoint and incident do not go well again (they halt); save more "
         "often, or give a nearer one with --checkpoint",
-        incident_.step - incident_.checkpoint_step));
+        steps));
   return (scratch_->path() / fmt::format("step-{:012}.h5", incident_.step)).string();
 }
 
@@ -210,14 +226,15 @@ bool Replay::restore_weights()
   try {
     if (!checkpoint.empty())
       restore_checkpoint(checkpoint, *topology_, optimizers_->participants(), {});
-  } catch (const CheckpointError& error) {
-    if (std::string(error.what()).find("nonfinite") == std::string::npos) throw;
+  } catch (const IllegalState& error) {
     state_problem_ = error.what();
     return false;
   }
   if (step < incident_.step) {
-    const std::string file = run_steps_between(checkpoint);
+    const std::string file = run_steps_between(checkpoint, step);
     restore_checkpoint(file, *topology_, optimizers_->participants(), {});
+    scratch_.reset();
+    for (const int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
     add("weights", fmt::format("{}, and {} steps run again on one rank (their bits may differ from "
                                "those of the run in rounding)",
                                origin, incident_.step - step));
@@ -334,12 +351,35 @@ Pass Replay::pass(const Mlp::Batch& batch, double loss_scale)
   return out;
 }
 
+/// Of the pass that was just made: the finding, if one is wrong.
+std::string Replay::compare_kernels(const char* note, const Mlp::Batch& batch, double loss_scale)
+{
+  const double scale = loss_scale / static_cast<double>(config_.batch);
+  std::string finding, text;
+  for (const KernelError& kernel : kernel_errors(*mlp_, shape_, batch, scale)) {
+    text += fmt::format("{}{} ", text.empty() ? "" : ", ", kernel.kernel);
+    if (kernel.compared == 0)
+      text += "not compared";
+    else if (kernel.compared < kernel.elements)
+      text +=
+          fmt::format("{:.2f} ({} of {} compared)", kernel.error, kernel.compared, kernel.elements);
+    else
+      text += fmt::format("{:.2f}", kernel.error);
+    if (kernel.error > 1 && finding.empty())
+      finding =
+          fmt::format("kernel {} differs from reference (max error {:g}, {:.1f} of its bound)",
+                      kernel.kernel, kernel.worst, kernel.error);
+  }
+  add(note, text + " (error over its bound, where inputs are finite)");
+  return finding;
+}
+
 /// A sum of finite parts: over the micro-batches of a rank, or over ranks, at the named element.
 std::string Replay::in_sums()
 {
   if (!data_) throw IoError(data_problem_ + "; a sum needs the samples of all its parts");
   const bool ranks = incident_.stage == "exchange";
-  const std::uint64_t data_rank = incident_.rank / std::max(1u, incident_.model_parallel);
+  const std::uint64_t data_rank = incident_.rank / incident_.model_parallel;
   std::size_t parameter = 0;
   const ParameterSet model = Mlp::parameters(shape_);
   while (parameter + 1 < model.size() && model[parameter].name != incident_.parameter) ++parameter;
@@ -349,7 +389,7 @@ std::string Replay::in_sums()
   std::size_t parts = 0;
   for (std::uint64_t d = ranks ? 0 : data_rank; d <= data_rank; ++d) {
     float own = 0;
-    for (std::uint64_t m = 0; m < std::max(1u, incident_.micro_batches); ++m) {
+    for (std::uint64_t m = 0; m < incident_.micro_batches; ++m) {
       const Interval positions =
           incident_.window.part(d, incident_.data_parallel).part(m, incident_.micro_batches);
       if (positions.empty()) continue;
@@ -380,14 +420,7 @@ std::string Replay::make_again(const Samples& samples)
   const Pass run = pass(batch, incident_.loss_scale);
   add("as in the run",
       fmt::format("{}, loss scale {:g}: {}", config_.precision, incident_.loss_scale, say(run)));
-  const double scale = incident_.loss_scale / static_cast<double>(config_.batch);
-  std::optional<KernelError> wrong;
-  std::string kernels;
-  for (const KernelError& kernel : kernel_errors(*mlp_, shape_, batch, scale)) {
-    kernels += fmt::format("{}{} {:.2f}", kernels.empty() ? "" : ", ", kernel.kernel, kernel.error);
-    if (kernel.error > 1 && !wrong) wrong = kernel;
-  }
-  add("kernels", kernels + " (error over its bound)");
+  std::string wrong = compare_kernels("kernels", batch, incident_.loss_scale);
 
   const ReferencePass reference = reference_pass(*mlp_, shape_, batch);
   double largest = 0;
@@ -400,9 +433,7 @@ std::string Replay::make_again(const Samples& samples)
   add("fp64", finite ? fmt::format("finite, loss {:.6g}, largest gradient {:.4g}",
                                    reference.loss / static_cast<double>(batch.size()), largest)
                      : "not finite");
-  if (wrong)
-    return fmt::format("kernel {} differs from reference (max error {:g}, {:.1f} of its bound)",
-                       wrong->kernel, wrong->worst, wrong->error);
+  if (!wrong.empty()) return wrong;
   if (!run.finite()) {
     if (shape_.precision != Precision::fp16 || !std::isfinite(run.loss))
       return finite ? fmt::format("overflow of {} (finite in fp64)", config_.precision)
@@ -415,6 +446,9 @@ std::string Replay::make_again(const Samples& samples)
     }
     add("scaled down",
         fmt::format("{}, loss scale {:g}: {}", config_.precision, safe, say(lowered)));
+    // What an overflow had kept from being compared.
+    if (lowered.finite()) wrong = compare_kernels("kernels there", batch, safe);
+    if (!wrong.empty()) return wrong;
     return lowered.finite() ? fmt::format("overflow from the loss scale (finite at {:g})", safe)
                             : fmt::format("overflow of {} at any loss scale", config_.precision);
   }
@@ -445,9 +479,44 @@ std::string Replay::in_update()
              : hardware();
 }
 
+/// A file that a person or a disk has changed must not give a finding.
+void Replay::refuse_nonsense() const
+{
+  const Incident& i = incident_;
+  const auto refuse = [&](const std::string& why) {
+    throw IoError(
+        fmt::format("incident {} cannot be made again ({}); give a file that tutti train "
+                    "wrote",
+                    file_.string(), why));
+  };
+  static constexpr Stage stages[] = {Stage::loss,     Stage::micro_batch, Stage::accumulation,
+                                     Stage::exchange, Stage::unscale,     Stage::clip,
+                                     Stage::update,   Stage::state};
+  if (std::none_of(std::begin(stages), std::end(stages),
+                   [&](Stage stage) { return name_of(stage) == i.stage; }))
+    refuse(fmt::format("'{}' is no stage", i.stage));
+  const std::uint64_t ranks = std::uint64_t{i.data_parallel} * i.model_parallel;
+  if (ranks == 0 || i.micro_batches == 0)
+    refuse(fmt::format("its job is said to be {} x {} ranks with {} micro-batches", i.data_parallel,
+                       i.model_parallel, i.micro_batches));
+  if (i.rank >= ranks) refuse(fmt::format("rank {} of {} does not exist", i.rank, ranks));
+  if (i.micro && *i.micro >= i.micro_batches)
+    refuse(fmt::format("micro-batch {} of {} does not exist", *i.micro, i.micro_batches));
+  if (!(i.loss_scale > 0) || !std::isfinite(i.loss_scale))
+    refuse(fmt::format("its loss scale is {}", i.loss_scale));
+  const auto within = [](Interval inner, Interval outer) {
+    return inner.begin <= inner.end && inner.begin >= outer.begin && inner.end <= outer.end;
+  };
+  if (!within(i.window, {0, i.window.end}) || !within(i.positions, i.window))
+    refuse(fmt::format("positions {} to {} are not of its window", i.positions.begin,
+                       i.positions.end));
+}
+
 std::string Replay::find()
 {
   if (const std::string other = without_samples(); !other.empty()) return other;
+  refuse_nonsense();
+  if (incident_.recomputation) add("in the run", explain(*incident_.recomputation));
   const Incident& i = incident_;
   if (i.stage == "unscale" || i.stage == "clip") return in_update();
   if (i.configuration.empty())

@@ -3,6 +3,7 @@
 // rank had part in it, and says what it was.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "agreement.hpp"
@@ -14,6 +15,7 @@ struct ReplayRequest {
   std::string checkpoint;  ///< in place of the incident's own; empty: that one
   std::string data;        ///< in place of the run's folder of images; empty: that one
   bool json = false;
+  std::uint64_t steps = 1000;  ///< at most so many of the run are made again
 };
 
 /// Collective over MPI_COMM_WORLD, which must have one rank. The answer goes to standard output,

@@ -30,15 +30,6 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it
 
 void note_signal(int number) { received_signal = number; }
 
-void catch_signal(int number)
-{
-  struct sigaction action = {};
-  action.sa_handler = note_signal;
-  action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
-  sigemptyset(&action.sa_mask);
-  sigaction(number, &action, nullptr);
-}
-
 /// Seconds from now to the end that Slurm plans for the job; infinity where it does not say. An end
 /// in the past is another job's: the environment was handed on.
 double seconds_left_by_slurm()
@@ -57,11 +48,20 @@ double seconds_left_by_slurm()
 
 }  // namespace
 
+void StopRequest::catch_signals(std::initializer_list<int> numbers)
+{
+  struct sigaction action = {};
+  action.sa_handler = note_signal;
+  action.sa_flags = SA_RESTART;  // a write of a checkpoint goes on
+  sigemptyset(&action.sa_mask);
+  for (const int number : numbers) sigaction(number, &action, nullptr);
+}
+
 StopRequest::StopRequest(const TrainConfig& config, bool speaks)
     : on_signals_(!config.checkpoint_dir.empty())
 {
   if (!on_signals_) return;
-  for (int number : {SIGTERM, SIGUSR1}) catch_signal(number);
+  catch_signals({SIGTERM, SIGUSR1});
   if (!speaks) return;
   if (config.checkpoint_async == "on") saves_ = 2;
   file_ = config.stop_file;
@@ -88,7 +88,7 @@ void StopRequest::attempted()
 std::string StopRequest::find_reason(double at)
 {
   if (const int number = received_signal; on_signals_ && number != 0)
-    return number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+    return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGUSR1";
   if (!file_.empty() && at >= next_look_) {
     next_look_ = at + 1;
     if (std::error_code ignored; std::filesystem::exists(file_, ignored))

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -23,6 +24,9 @@ class StopRequest {
   StopRequest(const TrainConfig& config, bool speaks);
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
+
+  /// From here on these ask for a stop, whatever the configuration.
+  static void catch_signals(std::initializer_list<int> numbers);
 
   /// Whether this rank asks for a stop: called before every attempt.
   bool asked();

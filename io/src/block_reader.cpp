@@ -57,7 +57,7 @@ void BlockReader::judge(std::size_t optimizer, std::size_t array, std::size_t bl
   const std::size_t count = std::min(block_elements, piece.elements - place.begin);
   const std::size_t bad = first_illegal(name, values, count);
   if (bad == count) return;
-  throw CheckpointError(fmt::format(
+  throw IllegalState(fmt::format(
       "checkpoint {} is refused ({} block {}: element {} of parameter '{}' is {}); restore another "
       "one",
       contents_.path.string(), entry.data_path(name), block, piece.global_index(place.begin + bad),

@@ -232,6 +232,7 @@ class Restore {
       if (is_digested()) compare_digest();
     } catch (const CheckpointError& refusal) {
       if (topology_.rank() == 0) drop_verified_marker(path_);
+      if (dynamic_cast<const IllegalState*>(&refusal) != nullptr) throw;
       throw DamagedCheckpoint(refusal.what());
     }
     check_filled();

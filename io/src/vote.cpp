@@ -9,11 +9,15 @@
 #include <exception>
 #include <new>
 
+#include "tutti/checkpoint_restore.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"
 
 namespace tutti::detail {
 namespace {
+
+/// Of IllegalState, which has the code of every refused checkpoint.
+constexpr auto illegal_state = static_cast<ErrorCode>(0);
 
 struct Problem {
   ErrorCode code = ErrorCode::io;
@@ -40,6 +44,8 @@ Problem attempt(const std::function<void()>& work)
     return {};
   } catch (const MpiError&) {
     throw;
+  } catch (const IllegalState& error) {
+    return {illegal_state, error.what(), true};
   } catch (const Error& error) {
     return {error.code(), error.what(), true};
   } catch (const std::bad_alloc&) {
@@ -54,6 +60,7 @@ Problem attempt(const std::function<void()>& work)
 
 [[noreturn]] void raise(const Problem& problem)
 {
+  if (problem.code == illegal_state) throw IllegalState(problem.text);
   switch (problem.code) {
     case ErrorCode::invalid_argument:
       throw InvalidArgument(problem.text);

@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "far_device.hpp"
+#include "forge.hpp"
 #include "format.hpp"
-#include "posix_file.hpp"
 #include "shelf.hpp"
 
 using namespace tutti;
@@ -22,14 +22,6 @@ void on_rank_zero(const std::function<void()>& work)
 {
   if (world_rank() == 0) work();
   MPI_Barrier(MPI_COMM_WORLD);
-}
-
-/// Bytes of the file, changed in place.
-void patch(const fs::path& file, std::uint64_t offset, const void* bytes, std::size_t count)
-{
-  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekp(static_cast<std::streamoff>(offset));
-  stream.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
 }
 
 void flip(const fs::path& file, std::uint64_t byte)
@@ -74,33 +66,6 @@ void copy_text(const fs::path& from, const fs::path& to, const char* name)
   REQUIRE(H5Ocopy(source, name, target, name, H5P_DEFAULT, H5P_DEFAULT) >= 0);
   H5Fclose(source);
   REQUIRE(H5Fclose(target) >= 0);
-}
-
-/// Puts a value into the payload and makes every hash right again, as a buggy writer would.
-void forge(const fs::path& file, std::size_t array, std::uint64_t element, float value)
-{
-  detail::Metadata metadata = detail::read_metadata(file);
-  const auto manifest = detail::manifest_from_json(metadata.manifest);
-  detail::Certificate certificate = detail::certificate_from_json(metadata.certificate);
-  const detail::ArrayPlace place = metadata.places[array];
-  patch(file, place.data + element * sizeof value, &value, sizeof value);
-
-  const std::size_t block = element / block_elements;
-  const auto opened = detail::PosixFile::open_to_write(file);
-  std::vector<float> values(block_elements);
-  opened.read_at(place.data + block * detail::block_bytes, values.data(), detail::block_bytes);
-  std::vector<std::uint64_t> table(manifest.optimizers[0].blocks);
-  opened.read_at(place.hashes, table.data(), table.size() * sizeof table[0]);
-  table[block] = detail::hash_block(values.data());
-  opened.write_at(place.hashes, table.data(), table.size() * sizeof table[0]);
-
-  certificate.tables[array] = detail::hash_bytes(table.data(), table.size() * sizeof table[0]);
-  const std::string text = to_json(certificate);
-  REQUIRE(text.size() == metadata.certificate.size());
-  const std::string bytes = bytes_of_file(file);
-  const std::size_t at = bytes.find(metadata.certificate);
-  REQUIRE(at != bytes.npos);
-  patch(file, at, text.data(), text.size());
 }
 
 /// A shelf whose arrays are far away.
@@ -293,7 +258,8 @@ TEST_CASE("a value that state cannot have is refused although every hash is righ
         write_file(bad, bytes_of_file(good));
         forge(bad, c.array, 5000, c.value);  // of embed, in its first piece's second block
       });
-      const std::string message = refusal(job, bad, {.verify = verify});
+      const std::string message =
+          message_of<IllegalState>([&] { job.restore(bad, {.verify = verify}); });
       INFO(message);
       CHECK(same_on_all_ranks(message));
       CHECK(

@@ -52,8 +52,8 @@ class Result:
 class Bench:
     """Runs commands in a scratch folder and counts what does not hold."""
 
-    def __init__(self, tutti, mpirun):
-        self.tutti, self.mpirun = os.path.abspath(tutti), os.path.abspath(mpirun)
+    def __init__(self, tutti, mpirun, forge):
+        self.tutti, self.mpirun, self.forge = map(os.path.abspath, (tutti, mpirun, forge))
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="tutti-system-"))
         self.failures = 0
         self.runs = 0
@@ -1507,6 +1507,35 @@ def incidents(t):
     t.check_refusal(t.command(["incident", "show", "no.json"]), 1, ["no.json"], "no such incident")
     t.check_refusal(t.command(["incident", "ls", "none"]), 1, ["none"], "no such folder")
 
+    # Computed again: what it was, on the log line, in the file and as people read it.
+    fault = "nonfinite:attempt=2,rank=3,param=output.weight,element=5,value=inf"
+    plain = t.train_ok(4, *base, "--model-parallel", "2", "--fault", fault)
+    for permanent, cause, word in (
+        ("no", "transient", "finite on rank 3, not the same bits; finite on rank 1, which agrees"),
+        ("yes", "machine", "nonfinite on rank 3, the same bits; finite on rank 1, which does not"),
+    ):
+        again = t.train_ok(4, *base, "--model-parallel", "2", "--recompute-on-fault", "on",
+                           "--fault", f"{fault},permanent={permanent}")
+        found = of(again)
+        t.check(
+            found["recomputation"]["cause"] == cause
+            and found["recomputation"]["rank"] == 3
+            and found["recomputation"]["other"] == 1,
+            f"{cause}: {found['recomputation']}",
+            again,
+        )
+        t.check(f"computed again: {cause})" in again.err, f"{cause} on the log line", again)
+        t.check(again.digest == plain.digest, f"{cause}: it changes no bit", again)
+        said = t.command(["incident", "show", again.folder / "incidents"])
+        t.check(f"computed again     {cause} ({word}" in said.out, f"{cause}: show", said)
+    again = t.train(4, "--steps", "4", "--incident-dir", "incidents", "--init-scale", "1e8",
+                    "--recompute-on-fault", "on", "--micro-batches", "2")
+    t.check(
+        again.code == 0 and of(again)["recomputation"]["cause"] == "data",
+        "an overflow from the loss scale is the data's",
+        again,
+    )
+
     # What cannot be written stops nothing, and is said.
     result = t.train_ok(
         2,
@@ -1684,6 +1713,58 @@ def replay(t):
             "the checkpoint by flag", "suspect hardware on rank 2", path, "--checkpoint",
             result.folder / "saved" / "step-000000000002.h5",
         )
+    said = t.command(
+        ["incident", "replay", "incidents", "--data", t.data, "--most-steps", "0"],
+        folder=result.folder,
+    )
+    t.check_refusal(said, 2, ["is 1 steps after", "--most-steps"], "more steps than wanted")
+
+    # A checkpoint that a buggy program wrote: every hash is right, the values are not.
+    forged = t.scratch / "forged.h5"
+    shutil.copy(result.folder / "saved" / "step-000000000002.h5", forged)
+    subprocess.run([t.forge, forged, "1", "77", "inf"], check=True)
+    again(
+        "a nonfinite state", "optimizer state was nonfinite when restored", path, "--checkpoint",
+        forged, words=["of parameter 'hidden.weight' is inf"],
+    )
+
+    # A file that somebody has edited.
+    for field, value, word in (
+        ("job", {"data_parallel": 0, "model_parallel": 0, "micro_batches": 1}, "0 x 0 ranks"),
+        ("rank", 99, "rank 99 of 4"),
+        ("stage", "sideways", "'sideways' is no stage"),
+        ("micro", 7, "micro-batch 7 of 1"),
+        ("loss_scale", "nan", "loss scale is nan"),
+        ("positions", [900, 950], "positions 900 to 950"),
+    ):
+        edited = json.loads(next(path.glob("*.json")).read_text())
+        edited[field] = value
+        (t.scratch / "edited.json").write_text(json.dumps(edited))
+        gone = t.command(["incident", "replay", t.scratch / "edited.json", "--data", t.data])
+        t.check_refusal(gone, 1, [word], f"nonsense: {field}")
+
+    # Interrupted while it makes steps again, it leaves nothing.
+    far = t.train_ok(2, "--steps", "3000", "--incident-dir", "incidents", "--precision", "fp32",
+                     "--fault", "nonfinite:attempt=3000,rank=1,value=inf")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        temporary = t.scratch / f"temporary-{number}"
+        temporary.mkdir()
+        run = subprocess.Popen(
+            [t.tutti, "incident", "replay", far.folder / "incidents", "--data", t.data,
+             "--most-steps", "5000"],
+            env={**os.environ, "TMPDIR": str(temporary)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        said = run.stderr.readline().decode()
+        t.check("making 2999 steps again, on one rank" in said, f"a word before it: {said}")
+        run.send_signal(number)
+        err = run.communicate(timeout=LIMIT)[1].decode()
+        t.check(
+            run.returncode == 75 and "asked to stop" in err
+            and not list(temporary.glob("tutti-replay*")),
+            f"a replay that is interrupted: {run.returncode} {err}",
+        )
+
     newer = result.folder / "saved" / "step-000000000004.h5"
     gone = t.command(["incident", "replay", path, "--checkpoint", newer])
     t.check_refusal(gone, 2, ["older one"], "a checkpoint from after it")
@@ -1723,6 +1804,9 @@ def drill(t):
         "replica/bitflip/rank2",
         "policy/skip_rate",
         "optimizers/state/rank3",
+        "in_place/update/bf16/rank2",
+        "recompute/machine/accumulation/bf16/rank3",
+        "recompute/throw/rank2",
     ]
     said = t.command(["drill", *names, "--junit", "drill.xml"])
     t.check(
@@ -1764,6 +1848,22 @@ def drill(t):
     )
     suite = xml.etree.ElementTree.parse(said.folder / "drill.xml").getroot()
     t.check(suite.get("failures") == "2" and len(suite.findall(".//failure")) == 2, "XML", said)
+
+    # Nor one that ends with other weights than it must.
+    launcher.write_text(
+        '#!/bin/sh\nranks=$1; shift\ncase "$*" in *--fault*) set -- "$@" --lr 0.002;; esac\n'
+        f'exec {t.mpirun} "$ranks" "$@"\n'
+    )
+    wrong = ["nonfinite/loss/fp32/rank1/replay", "mismatch/loss_scale/rank2"]
+    said = t.command(["drill", *wrong, "--launcher", f"{launcher} {{ranks}}"])
+    t.check(
+        said.code == 1 and said.out.count("does not end with the state_digest that it must") == 2,
+        "drills that end with other weights",
+        said,
+    )
+    launcher.write_text("#!/bin/sh\nexec sleep 1000\n")
+    said = t.command(["drill", wrong[0], "--launcher", str(launcher), "--seconds", "1"])
+    t.check(said.code == 1 and "it hangs (no end within the limit" in said.out, "--seconds", said)
 
     listed = t.command(["drill", "--list"])
     t.check(
@@ -1876,9 +1976,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--tutti", required=True)
     parser.add_argument("--mpirun", required=True)
+    parser.add_argument("--forge", required=True, help="the program forge_state")
     parser.add_argument("group")
     options = parser.parse_args()
-    bench_ = Bench(options.tutti, options.mpirun)
+    bench_ = Bench(options.tutti, options.mpirun, options.forge)
     start = time.monotonic()
     globals()[options.group](bench_)
     print(

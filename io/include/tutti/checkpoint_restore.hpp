@@ -63,6 +63,11 @@ struct DamagedCheckpoint : CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
+/// A damaged one whose bytes are as they were saved: it holds values that no run may begin with.
+struct IllegalState : DamagedCheckpoint {
+  using DamagedCheckpoint::DamagedCheckpoint;
+};
+
 /// Collective over `topology`. Fills the arrays of all `participants` from the checkpoint `file`
 /// (as given on rank 0; all ranks restore the same), calls `restored()` on each, and returns what
 /// steers the run. One rank reads and judges all metadata; then each rank reads what its shard
@@ -72,10 +77,10 @@ struct DamagedCheckpoint : CheckpointError {
 /// Optimizers, arrays and parameters are matched by name, whatever their order; the message of a
 /// refusal lists what is missing, extra or different. Throws on all ranks the same:
 /// `CheckpointError` for a file of another model or other data, `DamagedCheckpoint` for one that is
-/// damaged, incomplete or of a newer version, `IoError` for one that cannot be read. When it throws
-/// after the metadata was accepted, the arrays are partly overwritten (each block was good, but not
-/// all are there; keeping the old ones would take as much memory again): restore another checkpoint
-/// or end the run.
+/// damaged, incomplete or of a newer version (`IllegalState` if its values are what is wrong),
+/// `IoError` for one that cannot be read. When it throws after the metadata was accepted, the
+/// arrays are partly overwritten (each block was good, but not all are there; keeping the old ones
+/// would take as much memory again): restore another checkpoint or end the run.
 RestoredControl restore_checkpoint(const std::filesystem::path& file, const Topology& topology,
                                    std::span<Participant* const> participants,
                                    const RestoreOptions& options = {});
