@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 # Every library tutti stands on, found in one place; a part only names targets:
 #   Threads::Threads MPI::MPI_C MPI::MPI_CXX tutti::kokkos tutti::hdf5 tutti::xxhash
-#   hwy::hwy fmt::fmt nlohmann_json::nlohmann_json
+#   hwy::hwy fmt::fmt nlohmann_json::nlohmann_json tutti::nccl
 # and in apps/ also CLI11::CLI11 tomlplusplus::tomlplusplus ZLIB::ZLIB tutti::blas
 find_package(Threads REQUIRED)
 set(MPI_CXX_SKIP_MPICXX ON)  # the C interface only
@@ -20,6 +20,9 @@ find_package(nlohmann_json REQUIRED)
 include(TuttiKokkos)
 include(TuttiXxhash)
 include(TuttiHDF5)
+if(TUTTI_ENABLE_NCCL)
+  include(TuttiNccl)
+endif()
 if(TUTTI_ENABLE_APPS)
   find_package(CLI11 REQUIRED)
   find_package(tomlplusplus REQUIRED)

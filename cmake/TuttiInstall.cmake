@@ -42,7 +42,7 @@ write_basic_package_version_file(${_tutti_build_dir}/tuttiConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/tuttiConfig.cmake.in
   ${_tutti_build_dir}/tuttiConfig.cmake @ONLY)
-foreach(_file IN ITEMS TuttiHighway TuttiKokkos TuttiXxhash TuttiHDF5)
+foreach(_file IN ITEMS TuttiHighway TuttiKokkos TuttiXxhash TuttiHDF5 TuttiNccl)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/${_file}.cmake ${_tutti_build_dir} COPYONLY)
 endforeach()
 install(DIRECTORY ${_tutti_build_dir}/ DESTINATION ${_tutti_cmake_dir}
@@ -68,9 +68,13 @@ if(NOT _tutti_hdf5)
   set(_tutti_hdf5 -lhdf5)
 endif()
 list(JOIN _tutti_hdf5 " " _tutti_hdf5)
+set(_tutti_nccl "")
+if(TUTTI_ENABLE_NCCL)
+  set(_tutti_nccl "${TUTTI_NCCL_LIBRARY} $<TARGET_FILE:CUDA::cudart> ")
+endif()
 set(_tutti_includes
   "$<TARGET_PROPERTY:tutti::kokkos,INTERFACE_INCLUDE_DIRECTORIES>" ${HDF5_C_INCLUDE_DIRS})
-set(_tutti_system_libs "${_tutti_kokkos} ${_tutti_hdf5} -ldl -lpthread -lstdc++ -lm")
+set(_tutti_system_libs "${_tutti_nccl}${_tutti_kokkos} ${_tutti_hdf5} -ldl -lpthread -lstdc++ -lm")
 function(tutti_pkg_config name description cflags libs)
   file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/${name}.pc CONTENT
 "prefix=\${pcfiledir}/${_tutti_prefix}

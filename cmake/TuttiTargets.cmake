@@ -53,7 +53,9 @@ endfunction()
 
 # tutti_add_test(name SOURCES a.cpp LIBRARIES tutti::runtime RANKS 1 2 4 TIMEOUT s LABELS unit mpi)
 # One executable on the MPI-aware Catch2 main; one CTest a rank count (name.4), each with a timeout.
-# Without RANKS it runs as a single process without mpirun.
+# Without RANKS it runs as a single process without mpirun. What a sanitizer can afford is known
+# here: tests of at most two ranks get the label `small`, and all of one that says `threads` keep
+# it; the targets tests_small and tests_threads build what these run (tests/sanitizers).
 function(tutti_add_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES;RANKS;LABELS" ${ARGN})
   add_executable(test_${name} ${arg_SOURCES})
@@ -63,14 +65,31 @@ function(tutti_add_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
+  if("threads" IN_LIST arg_LABELS)
+    tutti_add_to_target(tests_threads test_${name})
+  endif()
   if(NOT arg_RANKS)
     add_test(NAME ${name} COMMAND test_${name})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+    set_tests_properties(${name} PROPERTIES
+      TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS};small")
+    tutti_add_to_target(tests_small test_${name})
   endif()
   foreach(ranks IN LISTS arg_RANKS)
+    set(labels ${arg_LABELS} mpi)
+    if(ranks LESS_EQUAL 2)
+      list(APPEND labels small)
+      tutti_add_to_target(tests_small test_${name})
+    endif()
     add_test(NAME ${name}.${ranks}
       COMMAND ${PROJECT_SOURCE_DIR}/tests/mpirun ${ranks} $<TARGET_FILE:test_${name}>)
     set_tests_properties(${name}.${ranks} PROPERTIES
-      TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS};mpi" PROCESSORS ${ranks})
+      TIMEOUT ${arg_TIMEOUT} LABELS "${labels}" PROCESSORS ${ranks})
   endforeach()
+endfunction()
+
+function(tutti_add_to_target group target)
+  if(NOT TARGET ${group})
+    add_custom_target(${group})
+  endif()
+  add_dependencies(${group} ${target})
 endfunction()

@@ -20,6 +20,8 @@ namespace tutti {
 
 class FarDevice final : public Device {
  public:
+  /// `mpi_reaches_it`: the memory stays open, as for a GPU-aware MPI, which moves it by itself.
+  explicit FarDevice(bool mpi_reaches_it = false) : stays_open_(mpi_reaches_it) {}
   DeviceKind kind() const override { return DeviceKind::cuda; }
   std::string name() const override { return "far memory on " + host_->name(); }
 
@@ -27,7 +29,8 @@ class FarDevice final : public Device {
   {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const std::size_t size = (bytes / page + 1) * page;
-    void* memory = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* memory = mmap(nullptr, size, stays_open_ ? PROT_READ | PROT_WRITE : PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     memory_[static_cast<char*>(memory)] = size;
     return memory;
@@ -119,6 +122,7 @@ class FarDevice final : public Device {
    private:
     void protect(int access)
     {
+      if (device_.stays_open_) return;
       for (const auto& [memory, bytes] : device_.memory_) mprotect(memory, bytes, access);
     }
     FarDevice& device_;
@@ -142,6 +146,7 @@ class FarDevice final : public Device {
   std::unique_ptr<Device> host_ = make_host_device();
   std::map<char*, std::size_t> memory_, pinned_;
   std::mutex mutex_;
+  bool stays_open_ = false;
 };
 
 }  // namespace tutti

@@ -11,6 +11,7 @@
 #include "revision.hpp"  // written at build time
 #include "tutti/device.hpp"
 #include "tutti/kokkos_runtime.hpp"
+#include "tutti/transports.hpp"
 
 extern "C" char* openblas_get_config(void);
 
@@ -38,12 +39,14 @@ std::string info()
   if (H5get_libversion(&major, &minor, &release) >= 0)
     line("HDF5", fmt::format("{}.{}.{} parallel", major, minor, release));
   line("BLAS", openblas_get_config());
-#ifdef TUTTI_HAVE_CUDA
+#ifdef TUTTI_ENABLE_CUDA
   line("CUDA", fmt::format("built in, {} usable devices", cuda_device_count()));
 #else
   line("CUDA", "not built in");
 #endif
-  line("NCCL", "not built in");
+  const std::string nccl = nccl_version();
+  line("NCCL", nccl.empty() ? "not built in" : nccl);
+  line("GPU-aware MPI", gpu_aware_mpi() ? "yes" : "no");
   line("instructions", fmt::format("{} in use; this machine runs {}", make_host_device()->name(),
                                    fmt::join(host_instruction_sets(), ", ")));
   return text;

@@ -128,6 +128,8 @@ void declare(OptionTable& table, TrainConfig& c)
          "make the update beside the state, or over it");
   choice("exchange", c.exchange, Role::run, {"ordered", "reduce_scatter"},
          "how gradients are summed over ranks");
+  choice("transport", c.transport, Role::launch, {"mpi", "nccl"},
+         "of the exchange between memory domains; nccl: every rank on a CUDA device of its own");
   choice("wire", c.wire, Role::run, {"auto", "fp32"}, "precision in which gradients travel");
   choice("shared-memory", c.shared_memory, Role::launch, {"on", "off"},
          "within a node; off: messages");
@@ -347,6 +349,7 @@ AdamOptions make_adam_options(const TrainConfig& c, std::vector<double> rank_wei
   options.update = c.update == "in_place" ? UpdateMode::in_place : UpdateMode::staged;
   options.micro_batches = static_cast<std::uint32_t>(c.micro_batches);
   options.fp32_wire = c.wire == "fp32";
+  options.nccl = c.transport == "nccl";
   options.reduce_scatter = c.exchange == "reduce_scatter";
   options.rank_weights = std::move(rank_weights);
   return options;

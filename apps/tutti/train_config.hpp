@@ -25,7 +25,7 @@ struct TrainConfig {
   // The job.
   std::uint64_t model_parallel = 1;
   std::string device = "auto", rank_weights = "equal", shared_memory = "on";
-  std::string exchange = "ordered", wire = "auto", update = "staged";
+  std::string exchange = "ordered", transport = "mpi", wire = "auto", update = "staged";
   // The optimizer.
   std::string optimizer = "adam", bias_optimizer = "shared";
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, ema = 0,

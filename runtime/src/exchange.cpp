@@ -13,14 +13,17 @@
 
 #include "agree.hpp"
 #include "message_set.hpp"
+#include "nccl_channel.hpp"
 #include "node_memory.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"
+#include "tutti/transports.hpp"
 
 namespace tutti {
 namespace {
 
 using Method = ExchangeOptions::Method;
+using Transport = ExchangeOptions::Transport;
 
 constexpr std::size_t largest_message = std::size_t{1} << 30;
 constexpr int contribution_tag = 1;
@@ -66,6 +69,15 @@ std::string refusal(const Topology& topology, const ShardPlan& plan, const Excha
   if (options.message_bytes == 0) {
     return "messages of 0 bytes cannot carry anything (message_bytes is 0); use 1 GiB";
   }
+  if (options.transport == Transport::nccl) {
+    const char* reason = nccl_version().empty()              ? "tutti was built without it"
+                         : options.method != Method::ordered ? "reduce_scatter is MPI's"
+                         : options.device == nullptr || options.device->kind() != DeviceKind::cuda
+                             ? "this rank computes on the host"
+                             : nullptr;
+    if (reason != nullptr)
+      return fmt::format("rank {} cannot exchange by NCCL ({}); use MPI", topology.rank(), reason);
+  }
   if (options.method == Method::reduce_scatter && plan.model_parallel() > 1) {
     for (std::size_t p = 0; p < plan.layout(0).size(); ++p) {
       if (plan.placement(p) == Placement::replicated &&
@@ -88,13 +100,13 @@ void check_arguments(const Topology& topology, const ShardPlan& plan,
   std::string reason = detail::first_text(topology.world(), refusal(topology, plan, options));
   if (!reason.empty()) throw InvalidArgument(reason);
 
-  const std::array<unsigned long long, 4> mine{plan.hash(), options.fp32_wire ? 1u : 0u,
-                                               static_cast<unsigned long long>(options.method),
-                                               options.message_bytes};
-  const std::array<const char*, 4> name{"the shard plan", "fp32_wire", "the exchange method",
-                                        "message_bytes"};
-  std::array<unsigned long long, 4> first = mine;
-  check_mpi(MPI_Bcast(first.data(), 4, MPI_UNSIGNED_LONG_LONG, 0, topology.world()), "MPI_Bcast");
+  const std::array<unsigned long long, 5> mine{
+      plan.hash(), options.fp32_wire ? 1u : 0u, static_cast<unsigned long long>(options.method),
+      static_cast<unsigned long long>(options.transport), options.message_bytes};
+  const std::array<const char*, 5> name{"the shard plan", "fp32_wire", "the exchange method",
+                                        "the transport", "message_bytes"};
+  std::array<unsigned long long, 5> first = mine;
+  check_mpi(MPI_Bcast(first.data(), 5, MPI_UNSIGNED_LONG_LONG, 0, topology.world()), "MPI_Bcast");
   const auto other = std::mismatch(mine.begin(), mine.end(), first.begin());
   if (other.first != mine.end()) {
     reason =
@@ -118,6 +130,7 @@ struct Exchange::State {
   const SlotLayout& layout;
   const std::vector<std::uint32_t>& shard;
 
+  Device* const place;        // of private memory; null: the host's
   detail::NodeMemory memory;  // contribution, and weights at the leader of a (domain, slot)
   std::string description;
   std::array<std::vector<std::byte*>, 2> slot_weights;  // [buffer][slot], null if not in my domain
@@ -132,6 +145,7 @@ struct Exchange::State {
   std::size_t received_bytes = 0;
   detail::AlignedBytes received;  // by owner: contributions from other domains, or the reduced sum
   detail::MessageSet contributions, weights;
+  std::unique_ptr<detail::NcclChannel> nccl;  // carries both, if it is there
   std::size_t sent = 0, arrived = 0;
 
   // reduce_scatter only
@@ -139,6 +153,20 @@ struct Exchange::State {
   detail::AlignedBytes packed;               // null: the contribution is in owner order as it is
   std::vector<int> round_counts;
 
+  Device* place_of_memory() const;
+  void transfer(detail::MessageSet& messages, const std::byte* from, std::byte* to, int tag)
+  {
+    if (nccl)
+      nccl->transfer(messages, from, to);
+    else
+      messages.transfer(topology.world(), from, to, tag);
+  }
+  // What both sides of a message call a block of one of its slots.
+  static std::uint64_t place_in(const SlotLayout& l, std::size_t block)
+  {
+    const std::uint32_t parameter = l.parameter_of(block);
+    return (std::uint64_t{parameter} << 40) + (block - l.piece(parameter).first_block);
+  }
   bool reduces() const { return options.method == Method::reduce_scatter; }
   int slot_of(int r) const { return r % slots; }
   bool replicated(const SlotLayout& l, std::size_t block) const
@@ -187,7 +215,9 @@ Exchange::State::State(const Topology& topology_, const ShardPlan& plan_,
       slots(topology_.model_parallel()),
       layout(plan_.layout(slot)),
       shard(plan_.shard(rank)),
-      memory(topology_, segment_bytes(true), segment_bytes(false), options_.shared_memory_limit),
+      place(place_of_memory()),
+      memory(topology_, segment_bytes(true), segment_bytes(false), options_.shared_memory_limit,
+             place, options_.transport == Transport::nccl ? "by NCCL" : ""),
       contributions(std::min(options_.message_bytes, largest_message)),
       weights(std::min(options_.message_bytes, largest_message))
 {
@@ -206,6 +236,18 @@ Exchange::State::State(const Topology& topology_, const ShardPlan& plan_,
     close();
     throw DeviceError(failure);
   }
+  if (options.transport == Transport::nccl && topology.size() > 1)
+    nccl = std::make_unique<detail::NcclChannel>(topology.world());
+}
+
+// Where a rank's own buffers are best: a device's, if all that reads and writes them can reach it
+// there.
+Device* Exchange::State::place_of_memory() const
+{
+  if (options.device == nullptr || options.device->kind() != DeviceKind::cuda) return nullptr;
+  if (options.transport == Transport::nccl) return options.device;
+  const bool alone = topology.domain_of(rank).size() == 1 && topology.size() > 1;
+  return alone && !reduces() && gpu_aware_mpi() ? options.device : nullptr;
 }
 
 // A segment is the contribution, then published and staged weights where this rank hosts them. Also
@@ -258,7 +300,7 @@ std::string Exchange::State::build()
       if (!memory.same_domain(q, rank)) bytes += slot_of(q) == slot ? of_slot : of_others;
     }
   }
-  received = detail::allocate_aligned(bytes);
+  received = detail::allocate_aligned(bytes, place);
   received_bytes = bytes;
   if (!received) {
     return fmt::format(
@@ -267,8 +309,6 @@ std::string Exchange::State::build()
         "ranks, or a smaller model",
         rank, detail::readable_bytes(bytes));
   }
-  std::memset(received.get(), 0, bytes);
-
   if (reduces()) {
     if (!plan_reduction()) {
       return fmt::format(
@@ -346,14 +386,15 @@ void Exchange::State::plan_contribution_messages(const std::vector<std::size_t>&
     for (std::uint32_t block : plan.shard(q)) {
       if (!of_slot && !summed_over_slots(theirs, block)) continue;
       const std::size_t mine = of_slot ? block : same_block(theirs, block, layout);
-      contributions.append(wire.offset(layout, mine), wire.bytes(layout, mine));
+      contributions.append(wire.offset(layout, mine), wire.bytes(layout, mine),
+                           place_in(theirs, block));
     }
     contributions.send(q, contributions.finish());
 
     std::size_t at = region[q];
     for (std::uint32_t block : shard) {
       if (!of_slot && !summed_over_slots(layout, block)) continue;
-      contributions.append(at, wire.bytes(layout, block));
+      contributions.append(at, wire.bytes(layout, block), place_in(layout, block));
       at += wire.bytes(layout, block);
     }
     contributions.receive(q, contributions.finish());
@@ -365,14 +406,16 @@ void Exchange::State::plan_weights_messages()
 {
   // Every reader gets the same blocks of this shard: all of them in this slot, replicas in others.
   for (std::uint32_t block : shard) {
-    weights.append(layout.byte_offset(block), weights_bytes(layout, block));
+    weights.append(layout.byte_offset(block), weights_bytes(layout, block),
+                   place_in(layout, block));
   }
   const detail::MessageSet::Sequence all = weights.finish();
   detail::MessageSet::Sequence replicas;
   if (slots > 1) {
     for (std::uint32_t block : shard) {
       if (replicated(layout, block)) {
-        weights.append(layout.byte_offset(block), weights_bytes(layout, block));
+        weights.append(layout.byte_offset(block), weights_bytes(layout, block),
+                       place_in(layout, block));
       }
     }
     replicas = weights.finish();
@@ -390,7 +433,8 @@ void Exchange::State::plan_weights_messages()
         const bool of_slot = slot_of(q) == slot;
         if (!of_slot && !replicated(theirs, block)) continue;
         const std::size_t mine = of_slot ? block : same_block(theirs, block, layout);
-        weights.append(layout.byte_offset(mine), weights_bytes(layout, mine));
+        weights.append(layout.byte_offset(mine), weights_bytes(layout, mine),
+                       place_in(theirs, block));
       }
       weights.receive(q, weights.finish());
     }
@@ -455,6 +499,7 @@ void Exchange::State::reduce()
 
 void Exchange::State::close()
 {
+  if (nccl) nccl->close();
   contributions.close();
   weights.close();
   memory.close();
@@ -484,6 +529,7 @@ std::size_t Exchange::contribution_offset(std::size_t block) const
   return state_->wire.offset(state_->layout, block);
 }
 bool Exchange::fp32_contributions() const { return state_->wire.fp32; }
+bool Exchange::in_device_memory() const { return state_->place != nullptr; }
 const std::vector<SumBlock>& Exchange::sum_blocks() const { return state_->blocks; }
 const std::vector<const void*>& Exchange::sources() const { return state_->sources; }
 const std::vector<int>& Exchange::source_rank() const { return state_->source_rank; }
@@ -492,7 +538,7 @@ const std::vector<std::uint32_t>& Exchange::unread_blocks() const { return state
 std::vector<std::span<std::byte>> Exchange::kernel_pages() const
 {
   std::vector<std::span<std::byte>> pages = state_->memory.pages();
-  if (state_->received_bytes != 0)
+  if (state_->received_bytes != 0 && state_->place == nullptr)
     pages.emplace_back(state_->received.get(), detail::whole_pages(state_->received_bytes));
   return pages;
 }
@@ -521,7 +567,7 @@ void Exchange::exchange()
         s.shard.size() * static_cast<std::size_t>(s.topology.data_parallel() - 1) * block_bytes;
     return;
   }
-  s.contributions.transfer(s.topology.world(), contribution(), s.received.get(), contribution_tag);
+  s.transfer(s.contributions, contribution(), s.received.get(), contribution_tag);
   s.sent = s.contributions.bytes_sent();
   s.arrived = s.contributions.bytes_received();
 }
@@ -561,7 +607,7 @@ void Exchange::gather(bool in_place)
                   mine + s.layout.byte_offset(block), weights_bytes(s.layout, block));
     }
   }
-  s.weights.transfer(s.topology.world(), mine, mine, weights_tag);
+  s.transfer(s.weights, mine, mine, weights_tag);
   s.sent += s.weights.bytes_sent();
   s.arrived += s.weights.bytes_received();
 }

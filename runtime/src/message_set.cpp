@@ -7,29 +7,32 @@
 
 namespace tutti::detail {
 
-void MessageSet::append(std::size_t offset, std::size_t bytes)
+void MessageSet::append(std::size_t offset, std::size_t bytes, std::uint64_t place)
 {
   if (part_bytes_ > 0 && part_bytes_ + bytes > message_bytes_) finish_part();
-  const MPI_Aint at = static_cast<MPI_Aint>(offset);
-  if (!run_offset_.empty() && run_offset_.back() + run_bytes_.back() == at) {
-    run_bytes_.back() += static_cast<int>(bytes);
-  } else {
-    run_offset_.push_back(at);
-    run_bytes_.push_back(static_cast<int>(bytes));
-  }
+  if (part_bytes_ > 0 && place == next_place_)
+    runs_.back().bytes += bytes;
+  else
+    runs_.push_back({offset, bytes});
+  next_place_ = place + 1;
   part_bytes_ += bytes;
 }
 
 void MessageSet::finish_part()
 {
+  std::vector<int> lengths;
+  std::vector<MPI_Aint> offsets;
+  for (std::size_t r = first_run_; r < runs_.size(); ++r) {
+    lengths.push_back(static_cast<int>(runs_[r].bytes));
+    offsets.push_back(static_cast<MPI_Aint>(runs_[r].offset));
+  }
   // Listed before it is made, so that close() knows it whatever happens.
-  Part& part = parts_.emplace_back(Part{MPI_DATATYPE_NULL, part_bytes_});
-  check_mpi(MPI_Type_create_hindexed(static_cast<int>(run_bytes_.size()), run_bytes_.data(),
-                                     run_offset_.data(), MPI_BYTE, &part.type),
+  Part& part = parts_.emplace_back(Part{MPI_DATATYPE_NULL, part_bytes_, first_run_, runs_.size()});
+  check_mpi(MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(),
+                                     offsets.data(), MPI_BYTE, &part.type),
             "MPI_Type_create_hindexed");
   check_mpi(MPI_Type_commit(&part.type), "MPI_Type_commit");
-  run_offset_.clear();
-  run_bytes_.clear();
+  first_run_ = runs_.size();
   part_bytes_ = 0;
 }
 
@@ -85,6 +88,7 @@ void MessageSet::close()
     if (part.type != MPI_DATATYPE_NULL) check_mpi(MPI_Type_free(&part.type), "MPI_Type_free");
   }
   parts_.clear();
+  runs_.clear();
   sends_.clear();
   receives_.clear();
 }

@@ -53,9 +53,20 @@ bool reserve_pages(std::byte* begin, std::size_t bytes)
 
 }  // namespace
 
-AlignedBytes allocate_aligned(std::size_t bytes) noexcept
+AlignedBytes allocate_aligned(std::size_t bytes, Device* device) noexcept
 {
-  return AlignedBytes(static_cast<std::byte*>(std::aligned_alloc(page_size(), whole_pages(bytes))));
+  if (device == nullptr) {
+    AlignedBytes memory(
+        static_cast<std::byte*>(std::aligned_alloc(page_size(), whole_pages(bytes))));
+    if (memory) std::memset(memory.get(), 0, bytes);
+    return memory;
+  }
+  try {
+    return AlignedBytes(static_cast<std::byte*>(device->allocate(std::max<std::size_t>(bytes, 1))),
+                        Free{device});
+  } catch (const std::exception&) {
+    return {};
+  }
 }
 
 std::size_t whole_pages(std::size_t bytes)
@@ -64,14 +75,16 @@ std::size_t whole_pages(std::size_t bytes)
 }
 
 NodeMemory::NodeMemory(const Topology& topology, std::size_t shared_bytes,
-                       std::size_t private_bytes, std::size_t limit)
+                       std::size_t private_bytes, std::size_t limit, Device* place,
+                       std::string why_private)
     : topology_(topology)
 {
   const bool together = topology.domains() < topology.size();
-  std::string why_not = !topology.shared_memory() ? "sharing of memory is off"
-                        : !together               ? "no two ranks share memory"
-                                                  : "";
-  if (together) why_not = first_text(topology.world(), lack_of_space(shared_bytes, limit));
+  std::string why_not = !why_private.empty()        ? std::move(why_private)
+                        : !topology.shared_memory() ? "sharing of memory is off"
+                        : !together                 ? "no two ranks share memory"
+                                                    : "";
+  if (why_not.empty()) why_not = first_text(topology.world(), lack_of_space(shared_bytes, limit));
   shared_ = why_not.empty();
   if (shared_ && topology.domain_of(topology.rank()).size() > 1) create_window(shared_bytes);
 
@@ -91,7 +104,7 @@ NodeMemory::NodeMemory(const Topology& topology, std::size_t shared_bytes,
 
   if (window_ == MPI_WIN_NULL) {
     const std::size_t bytes = shared_ ? shared_bytes : private_bytes;
-    private_ = allocate_aligned(bytes);
+    private_ = allocate_aligned(bytes, place);
     private_bytes_ = whole_pages(bytes);
     segments_.assign(1, private_.get());
   }
@@ -107,8 +120,6 @@ NodeMemory::NodeMemory(const Topology& topology, std::size_t shared_bytes,
     free_window();
     throw DeviceError(failure);
   }
-  if (private_) std::memset(private_.get(), 0, shared_ ? shared_bytes : private_bytes);
-
   const int ranks = topology.size();
   if (ranks == 1) {
     description_ = "one rank, nothing to exchange";
@@ -209,6 +220,7 @@ std::byte* NodeMemory::segment(int rank) const
 
 std::vector<std::span<std::byte>> NodeMemory::pages() const
 {
+  if (window_ == MPI_WIN_NULL && private_.get_deleter().device != nullptr) return {};
   if (window_ == MPI_WIN_NULL) return {{private_.get(), private_bytes_}};
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges;
   for (const std::span<std::byte> segment : mapped_) {

@@ -12,17 +12,25 @@
 #include <string>
 #include <vector>
 
+#include "tutti/device.hpp"
 #include "tutti/topology.hpp"
 
 namespace tutti::detail {
 
 struct Free {
-  void operator()(std::byte* pointer) const { std::free(pointer); }
+  Device* device = nullptr;  ///< whose memory it is; null: the host's
+  void operator()(std::byte* pointer) const
+  {
+    if (device != nullptr)
+      device->deallocate(pointer);
+    else
+      std::free(pointer);
+  }
 };
-/// Private memory in whole pages, so that a device can pin it. Empty when there is none; the pages
-/// are not touched yet.
+/// Private memory: of `device`, or of the host in whole pages, so that a device can pin it. Zeroed.
+/// Empty when there is none.
 using AlignedBytes = std::unique_ptr<std::byte[], Free>;
-AlignedBytes allocate_aligned(std::size_t bytes) noexcept;
+AlignedBytes allocate_aligned(std::size_t bytes, Device* device = nullptr) noexcept;
 /// What allocate_aligned takes for so many bytes: at least one page.
 std::size_t whole_pages(std::size_t bytes);
 
@@ -33,10 +41,11 @@ class NodeMemory {
  public:
   /// Collective over topology.world(). `shared_bytes` is what this rank's segment needs where
   /// memory is shared, `private_bytes` where it is not; a rank alone in its domain gives the same
-  /// for both. `limit` bounds the window of a domain. Throws DeviceError on all ranks when one
-  /// cannot allocate.
+  /// for both. `limit` bounds the window of a domain. `place` says where private memory is (null:
+  /// on the host); with `why_private`, equal on all ranks and not empty, all of it is. Throws
+  /// DeviceError on all ranks when one cannot allocate.
   NodeMemory(const Topology& topology, std::size_t shared_bytes, std::size_t private_bytes,
-             std::size_t limit);
+             std::size_t limit, Device* place = nullptr, std::string why_private = {});
 
   /// Whether `a` and `b` see each other's segments.
   bool same_domain(int a, int b) const
@@ -45,7 +54,8 @@ class NodeMemory {
   }
   /// This process's address of a rank's segment; only of this rank's domain.
   std::byte* segment(int rank) const;
-  /// The pages in which the segments of this domain lie in this process, merged where they touch.
+  /// The host's pages in which the segments of this domain lie in this process, merged where they
+  /// touch.
   std::vector<std::span<std::byte>> pages() const;
   /// True if some domain of the job shares memory.
   bool shared() const { return shared_; }

@@ -159,6 +159,8 @@ struct ShardedAdam::State {
   {
     ExchangeOptions o;
     o.fp32_wire = summed_locally;
+    o.device = &device;
+    o.transport = options.nccl ? ExchangeOptions::Transport::nccl : ExchangeOptions::Transport::mpi;
     o.method = options.reduce_scatter ? ExchangeOptions::Method::reduce_scatter
                                       : ExchangeOptions::Method::ordered;
     return o;
@@ -228,6 +230,8 @@ struct ShardedAdam::State {
 
   void allocate();
   void unpin() noexcept;
+  void clear(std::byte* values, std::size_t bytes) const;
+  float contributed(std::size_t p, std::size_t element) const;
   void scan_own_contribution(std::uint32_t block, Ballot& ballot) const;
   std::size_t run_of(std::size_t shard_block) const;
   void digest(std::uint64_t* out, const std::byte* values, Precision precision,
@@ -255,7 +259,7 @@ void ShardedAdam::State::allocate()
   if (options.update == UpdateMode::staged) staged = allocate_arrays(device, bytes, ema);
   sum = DeviceArray(device, bytes);
   if (summed_locally) micro_gradient = DeviceArray(device, layout.bytes());
-  if (summed_locally && device.kind() != DeviceKind::host)
+  if (summed_locally && device.kind() != DeviceKind::host && !exchange.in_device_memory())
     local_sum = DeviceArray(device, layout.blocks() * block_elements * sizeof(float));
   for (const std::span<std::byte> pages : exchange.kernel_pages()) {
     device.pin(pages.data(), pages.size());
@@ -505,6 +509,14 @@ void ShardedAdam::accumulate(std::uint32_t micro)
   std::fill(s.absent.begin(), s.absent.end(), 0);
 }
 
+/// Zeroes a part of this rank's contribution, wherever it lies.
+void ShardedAdam::State::clear(std::byte* values, std::size_t bytes) const
+{
+  static const std::vector<std::byte> zeros(std::size_t{1} << 16);
+  for (std::size_t at = 0; at < bytes; at += zeros.size())
+    device.copy(values + at, zeros.data(), std::min(zeros.size(), bytes - at));
+}
+
 void ShardedAdam::close()
 {
   // What this rank has no gradient of counts as zero, not as what the last window left there.
@@ -514,8 +526,8 @@ void ShardedAdam::close()
       s.device.copy(s.exchange.contribution() + s.contribution_offset(p), s.local_total(p),
                     s.layout.piece(p).elements * sizeof(float));
     if (s.has[p] || !s.dirty[p]) continue;
-    std::memset(s.exchange.contribution() + s.contribution_offset(p), 0,
-                s.layout.piece(p).elements * bytes_of(s.wire_precision(p)));
+    s.clear(s.exchange.contribution() + s.contribution_offset(p),
+            s.layout.piece(p).elements * bytes_of(s.wire_precision(p)));
     s.dirty[p] = 0;
   }
 }
@@ -886,6 +898,15 @@ Stage ShardedAdam::State::stage_of(const AdamScan& scan, std::size_t at) const
   return with(grad_factor / clip) ? Stage::clip : Stage::unscale;
 }
 
+float ShardedAdam::State::contributed(std::size_t p, std::size_t element) const
+{
+  const Precision wire = wire_precision(p);
+  std::uint32_t stored[1] = {};
+  device.copy(stored, exchange.contribution() + contribution_offset(p) + element * bytes_of(wire),
+              bytes_of(wire));
+  return load_element(stored, wire, 0);
+}
+
 float ShardedAdam::State::summed_gradient(std::size_t element) const
 {
   float value = 0;
@@ -918,7 +939,7 @@ OffenderDetail ShardedAdam::detail(const Offender& offender)
     case Stage::exchange: {
       detail.array = "sum over ranks";
       detail.count = offender.count;
-      const auto own = static_cast<double>(load_element(contribution, wire, local));
+      const auto own = static_cast<double>(s.contributed(p, local));
       if (knows_contributors() && std::isfinite(own)) detail.gradient_magnitude = std::abs(own);
       break;
     }
@@ -1066,8 +1087,11 @@ bool ShardedAdam::inject_bitflip(const std::string& name, std::uint64_t element,
   if (p == s.parameters.size()) return false;
   const std::size_t width = bytes_of(s.parameters[p].precision);
   auto* values = static_cast<std::byte*>(const_cast<void*>(weights(p)));
-  std::byte& target = values[element % s.layout.piece(p).elements * width + bit / 8 % width];
-  target ^= std::byte{1} << bit % 8;
+  std::byte* const target = values + element % s.layout.piece(p).elements * width + bit / 8 % width;
+  std::byte value{};
+  s.device.copy(&value, target, 1);
+  value ^= std::byte{1} << bit % 8;
+  s.device.copy(target, &value, 1);
   return true;
 }
 

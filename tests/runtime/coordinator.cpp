@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -13,19 +14,24 @@
 
 #include "catch.hpp"
 #include "far_device.hpp"
+#include "nccl_double.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/half.hpp"
 #include "tutti/sharded_adam.hpp"
 
 using namespace tutti;
+using tutti::test::nccl_double;
 
 // Every collective that tutti issues is counted through the profiling interface.
 namespace {
 std::uint64_t collective_calls = 0;
 }
+// The call of this number, counted from the next one on, fails; 0: none does.
+std::uint64_t failing_reduction = 0;
 extern "C" int MPI_Allreduce(const void* s, void* r, int n, MPI_Datatype t, MPI_Op o, MPI_Comm c)
 {
   ++collective_calls;
+  if (failing_reduction != 0 && --failing_reduction == 0) return MPI_ERR_OTHER;
   return PMPI_Allreduce(s, r, n, t, o, c);
 }
 extern "C" int MPI_Barrier(MPI_Comm c)
@@ -99,7 +105,8 @@ struct RunOptions {
   bool scaler = false;
   SamplePolicy samples = SamplePolicy::replay;
   std::vector<std::string> faults;
-  bool portable = false, far = false, ema = false, reduce_scatter = false, fp32_wire = false;
+  bool portable = false, far = false, nccl = false, gpu_aware_mpi = false, ema = false,
+       reduce_scatter = false, fp32_wire = false;
   std::size_t optimizers = 1;
 };
 
@@ -108,10 +115,14 @@ struct Run {
   explicit Run(const RunOptions& o)
       : options(o),
         topology(MPI_COMM_WORLD, {o.model_parallel, o.shared_memory, o.domain_size}),
-        device(o.far        ? std::make_unique<FarDevice>()
+        device(o.far        ? std::make_unique<FarDevice>(o.gpu_aware_mpi)
                : o.portable ? make_portable_host_device()
                             : make_host_device())
   {
+    ::setenv("TUTTI_GPU_AWARE_MPI", o.gpu_aware_mpi ? "on" : "off", 1);
+    nccl_double().copy = [this](void* to, const void* from, std::size_t bytes) {
+      device->copy(to, from, bytes);
+    };
     std::vector<Participant*> participants;
     for (std::size_t i = 0; i < o.optimizers; ++i) {
       AdamOptions adam;
@@ -124,6 +135,7 @@ struct Run {
       adam.ema_decay = o.ema ? 0.99 : 0;
       adam.reduce_scatter = o.reduce_scatter;
       adam.fp32_wire = o.fp32_wire;
+      adam.nccl = o.nccl;
       optimizers.push_back(std::make_unique<ShardedAdam>(topology, *device, parameters(), adam));
       optimizers.back()->initialize([&](std::size_t p) {
         const auto& spec = optimizers.back()->parameter_set()[p];
@@ -212,8 +224,10 @@ struct Run {
     for (auto& optimizer : optimizers)
       for (std::size_t p = 0; p < optimizer->parameters(); ++p) {
         const Precision precision = optimizer->parameter_set()[p].precision;
+        std::vector<std::byte> values(optimizer->piece(p).elements * bytes_of(precision));
+        device->copy(values.data(), optimizer->weights(p), values.size());
         for (std::size_t e = 0; e < optimizer->piece(p).elements; ++e)
-          hash = mix64(hash, bits_of(load_element(optimizer->weights(p), precision, e)));
+          hash = mix64(hash, bits_of(load_element(values.data(), precision, e)));
       }
     return hash;
   }
@@ -263,6 +277,18 @@ TEST_CASE("same bits for any shard plan, path, device and update mode")
     vary("far memory").far = true;
     // Every other rank is far from its memory, as in a job of CUDA and host ranks.
     vary("mixed devices").far = world_rank() % 2 == 1;
+    RunOptions& by_nccl = vary("NCCL");
+    by_nccl.far = by_nccl.nccl = true;
+    RunOptions& by_nccl_in_place = vary("NCCL, in place");
+    by_nccl_in_place = by_nccl;
+    by_nccl_in_place.update = UpdateMode::in_place;
+    RunOptions& by_gpu_aware_mpi = vary("GPU-aware MPI");
+    by_gpu_aware_mpi.far = by_gpu_aware_mpi.gpu_aware_mpi = true;
+    by_gpu_aware_mpi.shared_memory = false;
+    // A GPU-aware rank beside ranks on the host.
+    RunOptions& mixed_gpu_aware = vary("GPU-aware MPI, mixed devices");
+    mixed_gpu_aware = by_gpu_aware_mpi;
+    mixed_gpu_aware.far = world_rank() % 2 == 1;
     RunOptions& far_messages = vary("far memory, messages, in place");
     far_messages.far = true;
     far_messages.shared_memory = false;
@@ -282,6 +308,7 @@ TEST_CASE("same bits for any shard plan, path, device and update mode")
     std::optional<std::uint64_t> expected, expected_norm;
     for (const auto& [name, options] : variants) {
       INFO(name << ", model-parallel " << m);
+      const std::size_t groups_before = nccl_double().groups;
       Run run(options);
       Outcome outcome;
       for (int i = 0; i < 4; ++i) {
@@ -290,7 +317,12 @@ TEST_CASE("same bits for any shard plan, path, device and update mode")
         check_same_everywhere(outcome);
       }
       CHECK(outcome.clip < 1);
+      // Initial weights, then contributions and weights of four steps.
+      const std::size_t groups = options.nccl && world_size() > 1 ? 9 : 0;
+      CHECK(nccl_double().groups - groups_before == groups);
       const std::uint64_t digest = run.digest();
+      if (options.far && (options.nccl || (options.gpu_aware_mpi && world_size() > 1)))
+        CHECK(static_cast<FarDevice&>(*run.device).pinned() == 0);  // nothing lies on the host
       if (!expected) expected = digest;
       CHECK(digest == *expected);
       const auto norm = std::bit_cast<std::uint64_t>(outcome.grad_norm);
@@ -877,4 +909,122 @@ TEST_CASE("a rank that is far from its memory locates what went wrong as any oth
       CHECK(messages[0] == messages[1]);
       CHECK(digests[0] == digests[1]);
     }
+}
+
+TEST_CASE("absent gradients in device memory count as zero, not as what was there before")
+{
+  for (const bool nccl : {true, false})
+    for (const std::uint32_t micro_batches : {1u, 2u}) {
+      std::optional<std::uint64_t> expected;
+      for (const bool on_device : {false, true}) {
+        RunOptions options;
+        options.micro_batches = micro_batches;
+        options.shared_memory = false;
+        options.far = on_device;
+        options.nccl = on_device && nccl;
+        options.gpu_aware_mpi = on_device && !nccl;
+        Run run(options);
+        CHECK(run.attempt().committed());
+        Window window = run.coordinator->open_window();
+        for (std::uint32_t micro = 0; micro < micro_batches; ++micro) {
+          if (world_rank() == 0)
+            for (std::size_t p = 0; p < run.optimizers[0]->parameters(); ++p)
+              run.optimizers[0]->set_absent(p);
+          else
+            run.fill(*run.optimizers[0], window, micro);
+          window.add_micro_batch(1, 1);
+        }
+        CHECK(run.coordinator->step(window).committed());
+        const std::uint64_t digest = run.digest();
+        if (!expected) expected = digest;
+        CHECK(digest == *expected);
+      }
+    }
+}
+
+TEST_CASE("faults find their places in device memory")
+{
+  RunOptions options;
+  options.far = options.nccl = true;
+  options.faults = {"nonfinite:attempt=1,rank=0,value=-inf", "bitflip:attempt=2,rank=0,element=9"};
+  Run run(options);
+  const Outcome outcome = run.attempt();
+  CHECK(outcome.verdict.reason == Reason::gradient);
+  CHECK(outcome.offender.rank == 0);
+  const std::uint64_t before = run.weights_hash();
+  Window window = run.coordinator->open_window();
+  if (world_rank() == 0) CHECK(run.weights_hash() != before);
+  run.fill(*run.optimizers[0], window, 0);
+  window.add_micro_batch(1, 1);
+  CHECK(run.coordinator->step(window).committed());
+}
+
+TEST_CASE("NCCL where it cannot be is refused by all ranks")
+{
+  RunOptions options;
+  options.nccl = true;
+  options.far = world_rank() != 0;  // one rank computes on the host
+  std::string message;
+  try {
+    const Run run(options);
+  } catch (const InvalidArgument& error) {
+    message = error.what();
+  }
+  CHECK(message.find("rank 0 cannot exchange by NCCL (this rank computes on the host)") == 0);
+  CHECK(agreed(message));
+}
+
+TEST_CASE(
+    "a failing call of MPI or NCCL inside a step: it throws, and nothing is accepted after it")
+{
+  const auto refused = [](Run& run) {
+    int refusals = 0;
+    const auto expect = [&](auto&& call) {
+      try {
+        call();
+      } catch (const InvalidArgument& error) {
+        refusals +=
+            std::string(error.what()).find("an MPI call failed before") != std::string::npos;
+      }
+    };
+    expect([&] { run.coordinator->open_window(); });
+    expect([&] { run.coordinator->boundary(); });
+    expect([&] { run.coordinator->resume(ControlState(run.coordinator->control())); });
+    return refusals == 3;
+  };
+  // The ballot, then the confirm.
+  for (const std::uint64_t call : {1u, 2u}) {
+    Run run({});
+    CHECK(run.attempt().committed());
+    const std::uint64_t before = run.digest(), weights = run.weights_hash();
+    Window window = run.coordinator->open_window();
+    run.fill(*run.optimizers[0], window, 0);
+    window.add_micro_batch(1, 1);
+    failing_reduction = call;
+    CHECK_THROWS_AS(run.coordinator->step(window), MpiError);
+    failing_reduction = 0;
+    CHECK(refused(run));
+    CHECK(run.digest() == before);
+    CHECK(run.weights_hash() == weights);
+  }
+  if (world_size() == 1) return;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    RunOptions options;
+    options.far = options.nccl = true;
+    Run run(options);
+    CHECK(run.attempt().committed());
+    Window window = run.coordinator->open_window();
+    run.fill(*run.optimizers[0], window, 0);
+    window.add_micro_batch(1, 1);
+    nccl_double().fails = world_rank() == rank;
+    std::string message;
+    try {
+      run.coordinator->step(window);
+    } catch (const MpiError& error) {
+      message = error.what();
+    }
+    CHECK(message.find(world_rank() == rank ? "unhandled system error" : "remote process") !=
+          std::string::npos);
+    CHECK(refused(run));
+  }
 }

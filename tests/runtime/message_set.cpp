@@ -17,7 +17,8 @@ namespace {
 std::size_t messages(std::size_t limit, std::size_t blocks, std::size_t bytes, std::size_t stride)
 {
   MessageSet set(limit);
-  for (std::size_t b = 0; b < blocks; ++b) set.append(b * stride, bytes);
+  for (std::size_t b = 0; b < blocks; ++b)
+    set.append(b * stride, bytes, stride == bytes ? b : 2 * b);
   set.send(0, set.finish());
   CHECK(set.bytes_sent() == blocks * bytes);
   const std::size_t count = set.messages_sent();
@@ -55,15 +56,15 @@ TEST_CASE("one sequence goes to several peers and another is scattered from each
   }
   for (std::size_t limit : {16, 31, 32, 1000}) {
     MessageSet set(limit);
-    set.append(0, 16);
-    set.append(32, 16);
+    set.append(0, 16, 0);
+    set.append(32, 16, 2);
     const MessageSet::Sequence mine = set.finish();
     for (int r = 0; r < size; ++r) {
       if (r == rank) continue;
       set.send(r, mine);
       // The halves of what comes are swapped here.
-      set.append(static_cast<std::size_t>(32 * r + 16), 16);
-      set.append(static_cast<std::size_t>(32 * r), 16);
+      set.append(static_cast<std::size_t>(32 * r + 16), 16, 0);
+      set.append(static_cast<std::size_t>(32 * r), 16, 2);
       set.receive(r, set.finish());
     }
     set.commit();

@@ -73,7 +73,7 @@ def main():
     dependencies = [(a[0], k["when"]) for n, a, k in directives if n == "depends_on"]
     variants = {a[0]: k for n, a, k in directives if n == "variant"}
     versions = [a[0] for n, a, k in directives if n == "version"]
-    options = set(re.findall(r"^\s*option\((\w+)", project, re.M))
+    options = set(re.findall(r"^\s*(?:cmake_dependent_)?option\((\w+)", project, re.M))
     used = set(re.findall(r'"(TUTTI_\w+)"', text))
     current = re.search(r"project\(\w+\s+VERSION\s+([\d.]+)", project).group(1)
     mapped = set(re.findall(r'define_from_variant\("\w+", "(\w+)"\)', text))

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tutti/block.hpp"
+#include "tutti/device.hpp"
 #include "tutti/shard_plan.hpp"
 #include "tutti/topology.hpp"
 
@@ -31,6 +32,16 @@ struct ExchangeOptions {
   /// precision.
   bool fp32_wire = false;
   Method method = Method::ordered;
+  /// What carries messages of `ordered` between memory domains.
+  enum class Transport : std::uint8_t {
+    mpi,
+    nccl,  ///< between CUDA devices only; each rank is a memory domain of its own
+  };
+  Transport transport = Transport::mpi;
+  /// Where the kernels run that read and write the buffers; null: on the host. With NCCL, and where
+  /// MPI is GPU-aware and no other rank shares this rank's memory, the buffers are the device's;
+  /// otherwise they are the host's. Must outlive the exchange. May differ between ranks.
+  Device* device = nullptr;
   /// Messages are split at this size (never inside a block); at most 1 GiB, so that counts fit an
   /// int.
   std::size_t message_bytes = std::size_t{1} << 30;
@@ -41,8 +52,9 @@ struct ExchangeOptions {
 
 /// Buffers of one ShardedAdam and the way of data between ranks. Construction and `close()` are
 /// collective over topology.world(); all allocation happens in the constructor. It throws on all
-/// ranks the same InvalidArgument (plan and topology do not fit, ranks disagree, or
-/// `reduce_scatter` with M > 1 and a `partial` parameter) or DeviceError (a rank is out of memory).
+/// ranks the same InvalidArgument (plan and topology do not fit, ranks disagree, `reduce_scatter`
+/// with M > 1 and a `partial` parameter, or NCCL where it cannot be) or DeviceError (a rank is out
+/// of memory).
 /// Topology and plan must outlive it. The destructor without close() leaks, because freeing is
 /// collective.
 class Exchange {
@@ -62,6 +74,8 @@ class Exchange {
   /// Whether contributions are fp32 whatever the parameters' own precision (`fp32_wire` or
   /// `reduce_scatter`).
   bool fp32_contributions() const;
+  /// Whether contributions and weights of this rank lie where only its device reads and writes.
+  bool in_device_memory() const;
 
   /// Table for Device::sum_blocks, in shard order; sources in world-rank order. Pointers stay
   /// valid.

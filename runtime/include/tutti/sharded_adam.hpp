@@ -26,7 +26,8 @@ struct AdamOptions {
   std::uint32_t micro_batches = 1;
   bool fp32_wire =
       false;  ///< exchange in fp32 even where one micro-batch would travel as handed in
-  bool reduce_scatter = false;         ///< MPI's collective instead of `ordered`
+  bool reduce_scatter = false;  ///< MPI's collective instead of `ordered`
+  bool nccl = false;  ///< exchange between CUDA devices by NCCL; nothing but the way differs
   std::vector<double> rank_weights{};  ///< empty: all equal
 };
 

@@ -22,6 +22,7 @@ class Tutti(CMakePackage, CudaPackage):
 
     variant("apps", default=True, description="Build the tutti command and the reference trainer")
     variant("fortran", default=False, description="Build the Fortran module")
+    variant("nccl", default=False, when="+cuda", description="Exchange between GPUs by NCCL")
     variant("openmp", default=True, description="Run the portable host kernels with OpenMP")
     variant("shared", default=True, description="Build shared libraries")
 
@@ -39,11 +40,13 @@ class Tutti(CMakePackage, CudaPackage):
     requires("^kokkos+cuda_lambda", when="+cuda ^kokkos@:4")
     for _arch in CudaPackage.cuda_arch_values:
         depends_on(f"kokkos+cuda cuda_arch={_arch}", when=f"+cuda cuda_arch={_arch}")
+        depends_on(f"nccl+cuda cuda_arch={_arch}", when=f"+nccl cuda_arch={_arch}")
     conflicts(
         "+cuda", when="cuda_arch=none", msg="Kokkos needs one cuda_arch, e.g. cuda_arch=90"
     )
     conflicts("%gcc@:11", msg="tutti is C++20: GCC 12 or newer")
 
+    depends_on("nccl@2.10:", when="+nccl")
     depends_on("fmt@9:")
     depends_on("highway@1:")
     depends_on("nlohmann-json@3.11:")
@@ -62,6 +65,7 @@ class Tutti(CMakePackage, CudaPackage):
     def cmake_args(self):
         args = [
             self.define_from_variant("TUTTI_ENABLE_CUDA", "cuda"),
+            self.define_from_variant("TUTTI_ENABLE_NCCL", "nccl"),
             self.define_from_variant("TUTTI_ENABLE_FORTRAN", "fortran"),
             self.define_from_variant("TUTTI_ENABLE_APPS", "apps"),
             self.define_from_variant("BUILD_SHARED_LIBS", "shared"),
