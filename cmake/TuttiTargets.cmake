@@ -87,6 +87,27 @@ function(tutti_add_test name)
   endforeach()
 endfunction()
 
+# tutti_add_gpu_test(name RANKS 1 2): in a CUDA build, the test once more with a GPU in place of the
+# devices that stand for one: gpu.name, label gpu; skipped where there is none.
+function(tutti_add_gpu_test name)
+  if(NOT TUTTI_ENABLE_CUDA)
+    return()
+  endif()
+  cmake_parse_arguments(arg "" "" "RANKS" ${ARGN})
+  set(tests)
+  if(NOT arg_RANKS)
+    add_test(NAME gpu.${name} COMMAND test_${name})
+    set(tests gpu.${name})
+  endif()
+  foreach(ranks IN LISTS arg_RANKS)
+    add_test(NAME gpu.${name}.${ranks}
+      COMMAND ${PROJECT_SOURCE_DIR}/tests/mpirun ${ranks} $<TARGET_FILE:test_${name}>)
+    list(APPEND tests gpu.${name}.${ranks})
+  endforeach()
+  set_tests_properties(${tests} PROPERTIES LABELS gpu TIMEOUT 600 RUN_SERIAL TRUE
+    ENVIRONMENT TUTTI_TEST_DEVICE=cuda SKIP_RETURN_CODE 77)
+endfunction()
+
 function(tutti_add_to_target group target)
   if(NOT TARGET ${group})
     add_custom_target(${group})

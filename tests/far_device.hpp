@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,15 @@
 #include "tutti/error.hpp"
 
 namespace tutti {
+
+namespace test {
+/// Whether tests of far memory run on a real GPU: TUTTI_TEST_DEVICE=cuda, as `ctest -L gpu` has it.
+inline bool on_cuda()
+{
+  const char* const device = std::getenv("TUTTI_TEST_DEVICE");
+  return device != nullptr && std::string(device) == "cuda";
+}
+}  // namespace test
 
 class FarDevice final : public Device {
  public:
@@ -148,5 +158,14 @@ class FarDevice final : public Device {
   std::mutex mutex_;
   bool stays_open_ = false;
 };
+
+namespace test {
+/// A FarDevice, or with TUTTI_TEST_DEVICE=cuda the GPU that `rank` of a node gets.
+inline std::unique_ptr<Device> make_far_device(int rank, bool mpi_reaches_it = false)
+{
+  if (on_cuda()) return make_cuda_device(rank % cuda_device_count());
+  return std::make_unique<FarDevice>(mpi_reaches_it);
+}
+}  // namespace test
 
 }  // namespace tutti

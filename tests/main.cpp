@@ -10,12 +10,14 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tutti/device.hpp"
 #include "tutti/kokkos_runtime.hpp"
 
 namespace {
@@ -172,6 +174,11 @@ CATCH_REGISTER_LISTENER(RankListener)
 
 int main(int argc, char** argv)
 {
+  if (const char* device = std::getenv("TUTTI_TEST_DEVICE");
+      device != nullptr && std::string(device) == "cuda" && tutti::cuda_device_count() == 0) {
+    std::printf("no GPU is usable here\n");
+    return 77;
+  }
   Catch::Session session;
   const int usage = session.applyCommandLine(argc, argv);
   if (usage != 0 || only_lists(session.configData())) {

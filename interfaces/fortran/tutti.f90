@@ -111,7 +111,7 @@ module tutti
   public :: tutti_inspection_add, tutti_state_bind
   public :: tutti_run_create, tutti_run_set_number, tutti_run_set_text, tutti_run_add_optimizer, &
     tutti_run_start, tutti_run_position, tutti_run_digest, tutti_run_request_stop, &
-    tutti_run_watch, tutti_run_watched, tutti_progress, tutti_run_destroy
+    tutti_run_watch, tutti_run_watched, tutti_progress, tutti_run_recompute, tutti_run_destroy
   public :: tutti_window_samples, tutti_window_scale, tutti_window_add, tutti_window_fail
   public :: tutti_step, tutti_step_message, tutti_step_incident, tutti_step_incident_json
   public :: tutti_checkpoint_save, tutti_checkpoint_latest, tutti_checkpoint_restore, &
@@ -441,6 +441,14 @@ module tutti
       type(tutti_run), value :: run
       real(c_double), value :: seconds
       type(c_funptr), value :: lost
+      type(c_ptr), value :: context
+    end function
+    integer(c_int) function c_run_recompute(run, recompute, arithmetic, context) &
+      bind(c, name="tutti_run_recompute")
+      import
+      type(tutti_run), value :: run
+      type(c_funptr), value :: recompute
+      character(kind=c_char), intent(in) :: arithmetic(*)
       type(c_ptr), value :: context
     end function
     integer(c_int) function c_run_watched(run, watched, description) &
@@ -1093,6 +1101,22 @@ contains
     if (present(lost)) procedure = lost
     if (present(context)) with = context
     call finish(c_run_watch(run, real(seconds, c_double), procedure, with), ierr)
+  end subroutine
+
+  !> recompute: c_funloc of a bind(c) function with the interface of tutti_recompute in tutti.h.
+  subroutine tutti_run_recompute(run, recompute, arithmetic, context, ierr)
+    type(tutti_run), intent(in) :: run
+    type(c_funptr), intent(in) :: recompute
+    character(*), intent(in), optional :: arithmetic
+    type(c_ptr), intent(in), optional :: context
+    integer, intent(out), optional :: ierr
+    character(:), allocatable :: name
+    type(c_ptr) :: with
+    name = ""
+    with = c_null_ptr
+    if (present(arithmetic)) name = arithmetic
+    if (present(context)) with = context
+    call finish(c_run_recompute(run, recompute, name // c_null_char, with), ierr)
   end subroutine
 
   subroutine tutti_run_watched(run, watched, description, ierr)

@@ -78,6 +78,8 @@ struct tutti_run_s {
   double watchdog_seconds = 0;
   tutti_lost lost = nullptr;
   void* lost_context = nullptr;
+  tutti_recompute recompute = nullptr;
+  void* recompute_context = nullptr;
   std::vector<tutti_optimizer_s*> optimizers;
 
   enum class State { settings, failed, started } state = State::settings;
@@ -98,6 +100,10 @@ struct tutti_run_s {
   tutti::Window& open_window();
   std::vector<tutti::Participant*> participants() const;
   void write_bound_weights();
+  /// The gradients of a micro-batch are set: those that were not are absent.
+  void end_micro_batch();
+  /// As tutti::RecomputeSource.
+  double compute_again(tutti::Interval positions, double gradient_scale);
   /// Before anything looks at the participants' state.
   void read_caller_state();
   bool save_in_flight() const { return writer && writer->in_flight(); }

@@ -38,6 +38,27 @@ Window& tutti_run_s::open_window()
   return *window;
 }
 
+void tutti_run_s::end_micro_batch()
+{
+  for (tutti_optimizer_s* o : optimizers) {
+    for (std::size_t p = 0; o->adam && p < o->given.size(); ++p)
+      if (o->given[p] == 0) o->adam->set_absent(p);
+    std::fill(o->given.begin(), o->given.end(), 0);
+  }
+}
+
+double tutti_run_s::compute_again(Interval positions, double gradient_scale)
+{
+  // The window is still there, closed; gradient calls find it so.
+  for (tutti_optimizer_s* o : optimizers) std::fill(o->given.begin(), o->given.end(), 0);
+  double loss_sum = 0;
+  const int code = recompute(recompute_context, static_cast<int64_t>(positions.begin),
+                             static_cast<int64_t>(positions.end), gradient_scale, &loss_sum);
+  end_micro_batch();
+  if (code != 0) throw IoError(fmt::format("the caller's recomputation ended with {}", code));
+  return loss_sum;
+}
+
 std::vector<Participant*> tutti_run_s::participants() const
 {
   std::vector<Participant*> all;
@@ -310,6 +331,23 @@ tutti_status tutti_run_watch(tutti_run run, double seconds, tutti_lost lost, voi
   });
 }
 
+tutti_status tutti_run_recompute(tutti_run run, tutti_recompute recompute, const char* arithmetic,
+                                 void* context)
+{
+  return guarded([&] {
+    tutti_run_s& r = given(run, "the run");
+    require_settings(r, "tutti_run_recompute");
+    r.recompute = recompute;
+    r.recompute_context = context;
+    r.options.arithmetic = arithmetic == nullptr ? "" : arithmetic;
+    r.options.recompute = {};
+    if (recompute != nullptr)
+      r.options.recompute = [&r](Interval positions, double gradient_scale) {
+        return r.compute_again(positions, gradient_scale);
+      };
+  });
+}
+
 tutti_status tutti_run_watched(tutti_run run, int* watched, const char** description)
 {
   return guarded([&] {
@@ -439,11 +477,7 @@ tutti_status tutti_window_add(tutti_run run, double loss_sum, int64_t samples)
       if (samples < 0)
         throw InvalidArgument(
             fmt::format("{} samples are refused (negative); give their number", samples));
-      for (tutti_optimizer_s* o : r.optimizers) {
-        for (std::size_t p = 0; o->adam && p < o->given.size(); ++p)
-          if (o->given[p] == 0) o->adam->set_absent(p);
-        std::fill(o->given.begin(), o->given.end(), 0);
-      }
+      r.end_micro_batch();
       window.add_micro_batch(loss_sum, static_cast<std::uint64_t>(samples));
     });
   });

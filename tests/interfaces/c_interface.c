@@ -700,6 +700,58 @@ static void watched(void)
   end(&job);
 }
 
+/* --- a bad window, computed again ---------------------------------------------------------------
+ */
+
+typedef struct Again {
+  Job* job;
+  int calls, code;
+} Again;
+
+/* What give_gradients and step do, from positions. */
+static int compute_again(void* context, int64_t begin, int64_t end, double scale, double* loss_sum)
+{
+  Again* again = context;
+  Job* job = again->job;
+  ++again->calls;
+  if (begin == end) return again->code;
+  double* values = malloc(half_rows * half_columns * sizeof(double));
+  for (int i = 0; i < half_rows * half_columns; ++i) values[i] = (double)(end - begin) * scale;
+  tutti_status status = tutti_gradient_set(job->adam, job->w, TUTTI_FP64, TUTTI_HOST, values);
+  if (status == TUTTI_SUCCESS)
+    status = tutti_gradient_set(job->adam, job->half, TUTTI_FP64, TUTTI_HOST, values);
+  free(values);
+  *loss_sum = 2.0 * (double)(end - begin);
+  return status != TUTTI_SUCCESS ? 99 : again->code;
+}
+
+static void recomputed(int model_parallel, const char* permanent, int code, const char* expected)
+{
+  Job job;
+  Again again = {&job, 0, code};
+  tutti_outcome outcome;
+  const char* json = NULL;
+  declare(&job, model_parallel);
+  OK(tutti_run_recompute(job.run, compute_again, "this compiler", &again));
+  char fault[80];
+  snprintf(fault, sizeof fault, "nonfinite:attempt=2,rank=0,value=inf,permanent=%s", permanent);
+  OK(tutti_run_set_text(job.run, "fault", fault));
+  OK(tutti_run_start(job.run));
+  CHECK(tutti_run_recompute(job.run, NULL, NULL, NULL) == TUTTI_INVALID_ARGUMENT);
+  for (int i = 0; i < 3; ++i) {
+    give_gradients(&job);
+    OK(step(&job, &outcome));
+    CHECK(outcome.verdict == (i == 1 ? TUTTI_SKIP : TUTTI_COMMIT));
+    if (i != 1) continue;
+    OK(tutti_step_incident_json(job.run, &json));
+    CHECK(same_text(json));
+    CHECK(strstr(json, expected) != NULL);
+    CHECK(again.calls == (rank < 2 * model_parallel ? 1 : 0));
+  }
+  CHECK(outcome.step == 2);
+  end(&job);
+}
+
 static void contracts(void)
 {
   tutti_topology topology = NULL;
@@ -794,6 +846,12 @@ int main(int argc, char** argv)
   own_optimizer(argv[1]);
   background_saves(argv[1]);
   watched();
+  for (int m = 1; m <= (size % 2 == 0 ? 2 : 1); ++m) {
+    const int alone = size / m == 1;
+    recomputed(m, "no", 0, "\"cause\": \"transient\"");
+    recomputed(m, "yes", 0, alone ? "\"cause\": \"unknown\"" : "\"cause\": \"machine\"");
+    recomputed(m, "no", 7, "rank 0: the caller's recomputation ended with 7");
+  }
 
   const int status = worst();
   OK(tutti_finalize());

@@ -14,8 +14,28 @@ module own_optimizer
     integer :: published = 0, restored = 0
   end type
   integer :: world_rank = 0
+  type :: computation
+    type(tutti_optimizer) :: adam
+    integer(tutti_index) :: p = -1
+  end type
 
 contains
+
+  !> Without what went wrong the first time.
+  integer(c_int) function compute_again(context, begin, last, scale, loss_sum) bind(c)
+    type(c_ptr), value :: context
+    integer(c_int64_t), value :: begin, last
+    real(c_double), value :: scale
+    real(c_double), intent(out) :: loss_sum
+    type(computation), pointer :: c
+    real(real64) :: gradient(10, 20)
+    integer :: ierr
+    call c_f_pointer(context, c)
+    gradient = scale
+    loss_sum = real(last - begin, c_double)
+    call tutti_gradient_set(c%adam, c%p, gradient, ierr)
+    compute_again = ierr
+  end function
 
   function state(context) result(object)
     type(c_ptr), intent(in) :: context
@@ -198,13 +218,16 @@ contains
     type(tutti_incident) :: incident
     integer(tutti_index) :: p, before, after, words(8)
     real(real64) :: gradient(10, 20)
-    character(:), allocatable :: message
+    character(:), allocatable :: message, json
+    type(computation), target :: again
     integer :: ierr
 
     call tutti_topology_create(MPI_COMM_WORLD, 1, topology)
     call tutti_optimizer_create_adam(topology, "adam", adam)
     call tutti_parameter_add(adam, "p", TUTTI_BF16, [10, 20], TUTTI_REPLICATED, p)
     call tutti_run_create(topology, run)
+    again = computation(adam, p)
+    call tutti_run_recompute(run, c_funloc(compute_again), "Fortran", c_loc(again))
     call tutti_run_add_optimizer(run, adam)
     call tutti_run_start(run)
     gradient = 1
@@ -219,6 +242,8 @@ contains
     call check(ieee_is_nan(incident%value) .and. incident%optimizer == 0, "its value")
     call tutti_step_message(run, message)
     call check(index(message, "nan in adam/p element 23 of rank") > 0, "message: " // message)
+    call tutti_step_incident_json(run, json)
+    call check(index(json, '"cause": "transient"') > 0, "computed again: " // json)
     words = [int(outcome%verdict, int64), int(outcome%reason, int64), outcome%step, &
       outcome%attempt, outcome%samples, int(outcome%rank, int64), incident%element, incident%count]
     call same_on_all_ranks(words)

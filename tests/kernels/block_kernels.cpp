@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "far_device.hpp"
+#include "staged_device.hpp"
 #include "tutti/device.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/digest_elements.hpp"
@@ -32,11 +34,17 @@ namespace {
 
 constexpr Precision precisions[] = {Precision::fp16, Precision::bf16, Precision::fp32};
 
-std::vector<std::unique_ptr<Device>> host_devices()
+/// Every host device, and one far from the host's memory; with TUTTI_TEST_DEVICE=cuda a GPU alone.
+std::vector<std::unique_ptr<Device>> tested_devices()
 {
   std::vector<std::unique_ptr<Device>> devices;
+  if (test::on_cuda()) {
+    devices.push_back(std::make_unique<StagedDevice>(make_cuda_device(0)));
+    return devices;
+  }
   devices.push_back(make_portable_host_device());
   for (const std::string& name : host_instruction_sets()) devices.push_back(make_host_device(name));
+  devices.push_back(std::make_unique<StagedDevice>(std::make_unique<FarDevice>()));
   return devices;
 }
 
@@ -164,7 +172,7 @@ class Floats {
 
 TEST_CASE("sums over any number of unaligned sources have the documented bits", "[kernels]")
 {
-  const auto devices = host_devices();
+  const auto devices = tested_devices();
   // Two blocks of finite values of all magnitudes, and one with nonfinite values, of which some lie
   // in the first, the last and any source.
   constexpr std::size_t blocks = 3;
@@ -216,7 +224,7 @@ TEST_CASE("sums over any number of unaligned sources have the documented bits", 
 
 TEST_CASE("a nonfinite value at any place of a block is counted and located", "[kernels]")
 {
-  const auto devices = host_devices();
+  const auto devices = tested_devices();
   std::vector<std::size_t> places = {0, 1, 4094, 4095};
   for (std::size_t i = 2; i < 80; ++i) places.push_back(i);
   for (std::size_t i = 100; i < 4096; i += 173) places.push_back(i);
@@ -246,7 +254,7 @@ TEST_CASE("a nonfinite value at any place of a block is counted and located", "[
 
 TEST_CASE("accumulate and scan take any number of elements at any alignment", "[kernels]")
 {
-  const auto devices = host_devices();
+  const auto devices = tested_devices();
   for (Precision precision : precisions)
     for (std::size_t elements : {std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{16},
                                  std::size_t{31}, std::size_t{33}, std::size_t{4095},
@@ -284,7 +292,7 @@ TEST_CASE("accumulate and scan take any number of elements at any alignment", "[
 
 TEST_CASE("a whole array of nonfinite values is counted, from the first", "[kernels]")
 {
-  for (const auto& device : host_devices()) {
+  for (const auto& device : tested_devices()) {
     CAPTURE(device->name());
     std::vector<float> values(10000, std::numeric_limits<float>::infinity());
     const BlockScan scan = device->scan(values.data(), Precision::fp32, values.size());
@@ -460,7 +468,7 @@ std::vector<AdamScalars> mixed_scalars()
 TEST_CASE("updates have the documented bits: staged, streamed, in place, kept, with EMA",
           "[kernels]")
 {
-  const auto devices = host_devices();
+  const auto devices = tested_devices();
   for (bool with_ema : {false, true})
     for (bool damaged : {false, true}) {
       const auto scalars = mixed_scalars();
@@ -497,7 +505,7 @@ TEST_CASE("updates have the documented bits: staged, streamed, in place, kept, w
 
 TEST_CASE("the update names the first nonfinite array at any element", "[kernels]")
 {
-  const auto devices = host_devices();
+  const auto devices = tested_devices();
   constexpr float inf = std::numeric_limits<float>::infinity();
   struct Damage {
     Floats AdamCase::*array;
@@ -532,7 +540,7 @@ TEST_CASE("a kept block keeps its bits, signalling NaNs too, and reads no gradie
   AdamCase c(1, true, {s}, 10);
   const float signalling = float_from_bits(0x7f800123);
   std::memcpy(&c.exp_avg[17], &signalling, 4);
-  for (const auto& device : host_devices()) {
+  for (const auto& device : tested_devices()) {
     CAPTURE(device->name());
     for (std::size_t i = 0; i < block_elements; ++i) c.gradient[i] = std::nanf("");
     AdamResult seen = run_adam(*device, c, false, true, 0);
@@ -549,7 +557,7 @@ TEST_CASE("twenty updates follow Adam in long double", "[kernels]")
 {
   constexpr int steps = 20;
   for (bool decoupled : {false, true})
-    for (const auto& device : host_devices()) {
+    for (const auto& device : tested_devices()) {
       CAPTURE(device->name(), decoupled);
       const double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, decay = 0.1,
                    factor = 1.0 / 1024;
@@ -615,7 +623,7 @@ TEST_CASE("conversions round as the scalar ones on every device, for any count",
   for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 40009)
     values.push_back(float_from_bits(static_cast<std::uint32_t>(bits)));
 
-  for (const auto& device : host_devices())
+  for (const auto& device : tested_devices())
     for (Precision precision : precisions)
       for (std::size_t count : {values.size(), std::size_t{0}, std::size_t{1}, std::size_t{4099}}) {
         CAPTURE(device->name(), name_of(precision), count);
@@ -630,7 +638,7 @@ TEST_CASE("conversions round as the scalar ones on every device, for any count",
 
 TEST_CASE("every fp16 and bf16 value is read exactly on every device", "[kernels]")
 {
-  for (const auto& device : host_devices())
+  for (const auto& device : tested_devices())
     for (Precision precision : {Precision::fp16, Precision::bf16}) {
       CAPTURE(device->name(), name_of(precision));
       std::vector<std::uint16_t> stored(0x10000);
@@ -660,7 +668,7 @@ TEST_CASE("digests are the documented sums and see every bit and place", "[kerne
                   bytes_of(precision));
       expected[i / block_elements] += mix64(mix64(i % block_elements) ^ bits);
     }
-    for (const auto& device : host_devices()) {
+    for (const auto& device : tested_devices()) {
       CAPTURE(device->name(), name_of(precision));
       std::vector<std::uint64_t> digest(blocks);
       device->digest_blocks(digest.data(), data.data(), precision, blocks);
@@ -691,7 +699,7 @@ TEST_CASE("kernels neither obey nor change the caller's floating-point environme
 {
   // Values whose results need subnormals and rounding to nearest.
   constexpr std::size_t n = block_elements;
-  const auto devices = host_devices();
+  const auto devices = tested_devices();
   AdamCase c(1, true, {usual(Precision::fp16)}, 31);
   for (std::size_t i = 0; i < n; i += 2) {
     c.gradient[i] = 0x1.234568p-120f;
@@ -759,7 +767,7 @@ TEST_CASE("kernels neither obey nor change the caller's floating-point environme
 
 TEST_CASE("device memory is aligned and zeroed, whatever was there before", "[kernels]")
 {
-  for (const auto& device : host_devices()) {
+  for (const auto& device : tested_devices()) {
     CAPTURE(device->name());
     for (std::size_t bytes :
          {std::size_t{0}, std::size_t{1}, std::size_t{4097}, std::size_t{9} << 20}) {

@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import struct
@@ -1953,6 +1954,33 @@ def watchdog(t):
         2, *base, "--watchdog", "0", "--fault", "stall:step=2,rank=1,phase=stage,seconds=1.5"
     )
     t.check("hangs" not in result.err, "no watchdog", result)
+
+
+def gpu(t):
+    """Only in a CUDA build: ranks on GPUs, alone and beside ranks on the host."""
+    info = t.command(["info"]).out
+    devices = re.search(r"built in, (\d+) usable", info)
+    if devices is None or devices[1] == "0":
+        print("no GPU is usable here")
+        sys.exit(77)
+    base = ["--steps", "6", "--precision", "bf16", "--digest-every", "1"]
+    for model in ("1", "2"):
+        cuda = [*base, "--model-parallel", model, "--device", "cuda"]
+        first = t.train_ok(2, *cuda)
+        for what, more in (
+            ("messages", ["--shared-memory", "off"]),
+            ("in place", ["--update", "in_place"]),
+            *([("NCCL", ["--transport", "nccl"])]
+              if "NCCL" in info and "NCCL            not" not in info and int(devices[1]) > 1
+              else []),
+        ):
+            again = t.train_ok(2, *cuda, *more)
+            t.check(again.digest == first.digest, f"{what}: the same bits", again)
+    # Two devices, two ways to multiply: one outcome all the same.
+    mixed = t.train_ok(3, *base, "--rank-weights", "auto")
+    t.check_one_outcome(mixed, "ranks that share GPUs")
+    said = t.command(["drill", "cuda/nonfinite", "cuda/throw", "cuda/policy"])
+    t.check(said.code == 0, "drills on the GPU", said)
 
 
 def main_job(t):

@@ -286,6 +286,19 @@ TUTTI_EXPORT tutti_status tutti_run_watched(tutti_run run, int* watched, const c
 /** A sign of life from a long phase of the caller's own; a few stores. From the thread that called
  * tutti_run_start. */
 TUTTI_EXPORT tutti_status tutti_progress(tutti_run run);
+/** Computes the samples at positions [begin, end) once more: sets the gradients of their losses'
+ * sum times `gradient_scale` by the gradient calls, as in a window, and `*loss_sum`. Not 0: there
+ * is no result. Empty ones need nothing. */
+typedef int (*tutti_recompute)(void* context, int64_t begin, int64_t end, double gradient_scale,
+                               double* loss_sum);
+/** Before tutti_run_start, on all ranks: a window that went nonfinite is computed again in
+ * tutti_step, by the rank whose it is and by the next data-parallel one (with all their
+ * model-parallel ranks, which may communicate in it), and the incident says whether it was a
+ * passing error, that machine, or the data. No outcome depends on it. `arithmetic` (may be NULL)
+ * names what the bits of the caller's own computation depend on, such as a device: they are
+ * compared between ranks of the same name. NULL for `recompute`: not done. */
+TUTTI_EXPORT tutti_status tutti_run_recompute(tutti_run run, tutti_recompute recompute,
+                                              const char* arithmetic, void* context);
 /** Collective: fixes settings and parameters, allocates, and spreads the initial values.
  * TUTTI_INVALID_ARGUMENT or TUTTI_CONFIG_ERROR for what does not fit together or differs between
  * ranks, TUTTI_DEVICE_ERROR for lack of memory; then the run can only be destroyed. */

@@ -4,13 +4,18 @@
 #pragma once
 
 #include <cstddef>
-
+#ifdef NCCL_DOUBLE_ON_CUDA
+#include <cuda_runtime_api.h>  // a CUDA build: its memory is real, only NCCL is not
+#else
 extern "C" {
 typedef struct CUstream_st* cudaStream_t;
 typedef enum { cudaSuccess = 0, cudaErrorUnknown = 999 } cudaError_t;
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 const char* cudaGetErrorString(cudaError_t error);
+}
+#endif
 
+extern "C" {
 typedef struct ncclComm* ncclComm_t;
 typedef struct {
   char internal[128];
