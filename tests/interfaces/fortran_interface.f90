@@ -220,6 +220,7 @@ contains
     real(real64) :: gradient(10, 20)
     character(:), allocatable :: message, json
     type(computation), target :: again
+    type(c_funptr) :: procedure
     integer :: ierr
 
     call tutti_topology_create(MPI_COMM_WORLD, 1, topology)
@@ -227,7 +228,8 @@ contains
     call tutti_parameter_add(adam, "p", TUTTI_BF16, [10, 20], TUTTI_REPLICATED, p)
     call tutti_run_create(topology, run)
     again = computation(adam, p)
-    call tutti_run_recompute(run, c_funloc(compute_again), "Fortran", c_loc(again))
+    procedure = c_funloc(compute_again)
+    call tutti_run_recompute(run, procedure, "Fortran", c_loc(again))
     call tutti_run_add_optimizer(run, adam)
     call tutti_run_start(run)
     gradient = 1
