@@ -49,10 +49,11 @@ Words ended_after(Words flags, std::uint64_t steps)
 }
 
 /// Of the model, some or all of them.
-ParameterSet parameters(const std::vector<std::size_t>& which = {Mlp::w1, Mlp::b1, Mlp::w2,
-                                                                 Mlp::b2})
+ParameterSet parameters(std::size_t inputs, const std::vector<std::size_t>& which = {
+                                                Mlp::w1, Mlp::b1, Mlp::w2, Mlp::b2})
 {
-  const ParameterSet all = Mlp::parameters({.hidden = hidden, .precision = Precision::fp32});
+  const ParameterSet all =
+      Mlp::parameters({.inputs = inputs, .hidden = hidden, .precision = Precision::fp32});
   ParameterSet some;
   for (const std::size_t p : which) some.add(all[p]);
   return some;
@@ -61,15 +62,14 @@ ParameterSet parameters(const std::vector<std::size_t>& which = {Mlp::w1, Mlp::b
 /// A parameter as the ranks of an optimizer hold and own it: by default hidden.weight.
 class Layout {
  public:
-  explicit Layout(const ParameterSet& set = parameters(), std::size_t index = 0,
-                  int model = model_parallel)
+  explicit Layout(const ParameterSet& set, std::size_t index = 0, int model = model_parallel)
       : index_(index), model_(model), plan_(set, ranks / model, model)
   {
   }
-  /// Global index of an element of the piece of `rank`.
+  /// Global index of an element of the piece of `rank`; it wraps around, as it does in a fault.
   std::size_t global(int rank, std::size_t element) const
   {
-    return piece(rank).global_index(element);
+    return piece(rank).global_index(element % piece(rank).elements);
   }
   int owner(int rank, std::size_t element) const
   {
@@ -86,7 +86,7 @@ class Layout {
   const Piece& piece(int rank) const { return plan_.layout(rank % model_).piece(index_); }
   std::size_t block_of(int rank, std::size_t element) const
   {
-    return piece(rank).first_block + element / block_elements;
+    return piece(rank).first_block + element % piece(rank).elements / block_elements;
   }
   std::size_t index_;
   int model_;
@@ -100,9 +100,9 @@ std::string bad_gradient(int rank, int micro, std::size_t element, const char* v
 }
 
 /// A value that goes nonfinite at a stage: what the incident must say of it.
-void add_nonfinite(std::vector<Drill>& drills)
+void add_nonfinite(std::vector<Drill>& drills, std::size_t inputs)
 {
-  const Layout layout;
+  const Layout layout(parameters(inputs));
   for (const std::string precision : precisions)
     for (int rank = 0; rank < ranks; ++rank)
       for (const std::string policy : sample_policies) {
@@ -213,9 +213,9 @@ void for_save_phases(const Add& add)
 }
 
 /// With one model-parallel slot every rank but the first can be the one that overflows the sum.
-void add_four_by_one(std::vector<Drill>& drills)
+void add_four_by_one(std::vector<Drill>& drills, std::size_t inputs)
 {
-  const Layout layout(parameters(), 0, 1);
+  const Layout layout(parameters(inputs), 0, 1);
   for (const std::string precision : {"bf16", "fp32"})
     for (int rank = 1; rank < ranks; ++rank) {
       Drill drill;
@@ -237,9 +237,9 @@ void add_four_by_one(std::vector<Drill>& drills)
 }
 
 /// An update in place cannot be taken back: what is nonfinite in it halts.
-void add_in_place(std::vector<Drill>& drills)
+void add_in_place(std::vector<Drill>& drills, std::size_t inputs)
 {
-  const Layout layout;
+  const Layout layout(parameters(inputs));
   for (const std::string precision : precisions)
     for (int rank = 0; rank < ranks; ++rank)
       for (const std::string stage : {"update", "state"}) {
@@ -413,10 +413,11 @@ void add_stalls(std::vector<Drill>& drills)
 }
 
 /// Two optimizers, one for the weights and one for the biases: still one outcome.
-void add_two_optimizers(std::vector<Drill>& drills)
+void add_two_optimizers(std::vector<Drill>& drills, std::size_t inputs)
 {
   const Words two = {"--bias-optimizer", "own"};
-  const Layout weights(parameters({Mlp::w1, Mlp::w2})), biases(parameters({Mlp::b1, Mlp::b2}));
+  const Layout weights(parameters(inputs, {Mlp::w1, Mlp::w2})),
+      biases(parameters(inputs, {Mlp::b1, Mlp::b2}));
   const auto add = [&](const std::string& name, Words flags, const std::string& fault,
                        const std::string& reason, nlohmann::json incident) {
     Drill drill;
@@ -480,7 +481,7 @@ void add_devices(std::vector<Drill>& drills)
 }
 
 /// When the run must not go on.
-void add_policies(std::vector<Drill>& drills)
+void add_policies(std::vector<Drill>& drills, std::size_t inputs)
 {
   const auto halt = [&](const std::string& name, Words flags, Words faults, std::uint64_t at,
                         const std::string& reason, nlohmann::json incident,
@@ -498,7 +499,7 @@ void add_policies(std::vector<Drill>& drills)
     drill.ends_as = ended_after(drill.flags, after);
     drills.push_back(drill);
   };
-  const Layout layout;
+  const Layout layout(parameters(inputs));
   for (int rank = 0; rank < ranks; ++rank) {
     halt(fmt::format("mismatch/loss_scale/rank{}", rank), {},
          {fmt::format("scale:attempt={},rank={},factor=2", attempt, rank)}, attempt,
@@ -537,18 +538,18 @@ void add_policies(std::vector<Drill>& drills)
 
 }  // namespace
 
-std::vector<Drill> drill_catalogue()
+std::vector<Drill> drill_catalogue(std::size_t inputs)
 {
   std::vector<Drill> drills;
-  add_nonfinite(drills);
-  add_four_by_one(drills);
-  add_in_place(drills);
+  add_nonfinite(drills, inputs);
+  add_four_by_one(drills, inputs);
+  add_in_place(drills, inputs);
   add_recomputations(drills);
   add_exceptions(drills);
   add_deaths(drills);
   add_stalls(drills);
-  add_policies(drills);
-  add_two_optimizers(drills);
+  add_policies(drills, inputs);
+  add_two_optimizers(drills, inputs);
   add_devices(drills);
   return drills;
 }

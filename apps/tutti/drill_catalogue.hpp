@@ -2,6 +2,7 @@
 // What `tutti drill` runs: planned faults, and what a run with each must come to.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -17,6 +18,8 @@ struct Drill {
   std::vector<std::string> faults;  ///< each for one --fault
 
   // What it must come to.
+  /// 4, after a stall, is the watchdog's. mpirun passes it on; a launcher that has its own for a
+  /// rank that it had to kill (srun) may end with that.
   int exit_code = 0;
   std::uint64_t attempt = 0;  ///< the one that is not committed; 0: none is looked at
   std::string verdict, reason;
@@ -29,7 +32,8 @@ struct Drill {
   std::vector<std::string> said;  ///< on standard error
 };
 
-std::vector<Drill> drill_catalogue();
+/// `inputs`: pixels of an image, on which the expected elements depend, but no name.
+std::vector<Drill> drill_catalogue(std::size_t inputs);
 
 /// Cells that do not exist, and why; for people.
 std::vector<std::string> drills_left_out();

@@ -116,7 +116,7 @@ exec "{self.tutti}" "$@"
             env={**self.environment, **(more or {})},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         if check and done.returncode != 0:
             raise SystemExit(f"{words}: {done.stdout}{done.stderr}")
@@ -262,6 +262,22 @@ def nodes_lost(c, alone):
     c.check(abs(accuracy - alone_accuracy) <= ACCURACY_TOLERANCE, "the test accuracy", job)
 
 
+def drilled(c):
+    """Drills with srun as the launcher, inside an allocation of all nodes."""
+    names = [
+        "nonfinite/exchange/bf16/rank3/drop",
+        "throw/stage/rank2/staged",
+        "die/publish/rank3",
+        "stall/gather/rank0",
+        "recompute/machine/loss/bf16/rank1",
+    ]
+    launcher = "srun --mpi=pmix --ntasks={ranks} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=3"
+    said = c.call("salloc", "--quiet", f"--nodes={NODES}", c.tutti, "drill", *names,
+                  "--data", c.scratch / "data", "--seconds", "15", "--launcher", launcher,
+                  "--keep", c.scratch / "drills", check=False)
+    c.check(f"all {len(names)} drills came to what they must" in said, f"drills by srun: {said}")
+
+
 def without_requeue_exit(c):
     """Where slurm.conf has no RequeueExit the script asks for the restart, but not of a cancelled
     job, which saves all the same."""
@@ -293,6 +309,7 @@ def test(options):
         return result
 
     alone = timed(left_alone)
+    timed(drilled)
     timed(signalled, alone)
     timed(nodes_lost, alone)
     timed(without_requeue_exit)

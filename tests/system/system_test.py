@@ -1866,6 +1866,10 @@ def drill(t):
     said = t.command(["drill", wrong[0], "--launcher", str(launcher), "--seconds", "1"])
     t.check(said.code == 1 and "it hangs (no end within the limit" in said.out, "--seconds", said)
 
+    # Images of another size have their elements in other places.
+    said = t.command(["drill", "nonfinite/exchange/fp32/4x1/rank2", "--data", t.data])
+    t.check(said.code == 0, "drills on another data set", said)
+
     listed = t.command(["drill", "--list"])
     t.check(
         listed.code == 0 and len(set(listed.out.split("\n\n")[0].splitlines())) > 200,
