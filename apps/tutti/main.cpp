@@ -18,6 +18,7 @@
 #include "drill.hpp"
 #include "incident_command.hpp"
 #include "info.hpp"
+#include "launcher.hpp"
 #include "replay.hpp"
 #include "train.hpp"
 #include "tutti/error.hpp"
@@ -29,14 +30,6 @@ using namespace tutti;
 using namespace tutti::apps;
 
 using Flags = std::map<std::string, std::vector<std::string>>;
-
-/// This process's rank as its launcher says, before MPI starts; nothing outside a launcher.
-std::optional<int> launched_rank()
-{
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
-    if (const char* value = std::getenv(name)) return std::atoi(value);
-  return std::nullopt;
-}
 
 /// One flag for each option of the table; what is not known comes back as an extra.
 void add_flags(CLI::App& command, const OptionTable& table, Flags& flags)

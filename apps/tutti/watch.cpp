@@ -7,6 +7,8 @@
 #include <atomic>
 #include <csignal>
 
+#include "launcher.hpp"
+
 namespace tutti::apps {
 namespace {
 
@@ -23,8 +25,9 @@ Watch::Watch(const Topology& topology, double seconds)
 {
   WatchdogOptions options;
   options.seconds = seconds;
+  options.launcher = launcher_process();
   options.on_lost = [rank = topology.rank()](const LossReport& report) {
-    tell_and_end_stalled(rank, report);
+    tell_and_end(rank, report);
   };
   options.on_terminated = [] {
     std::signal(SIGTERM, SIG_DFL);

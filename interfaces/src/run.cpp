@@ -305,7 +305,7 @@ void watch(tutti_run_s& run)
   options.seconds = run.watchdog_seconds;
   options.on_lost = [lost = run.lost, context = run.lost_context,
                      rank = topology.rank()](const LossReport& report) {
-    if (lost == nullptr) return tell_and_end_stalled(rank, report);
+    if (lost == nullptr) return tell_and_end(rank, report);
     const tutti_loss loss = {report.kind == LossReport::Kind::dead ? 0 : 1, report.rank, report.pid,
                              report.seconds, report.message.c_str()};
     lost(context, &loss);

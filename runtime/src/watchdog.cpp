@@ -81,6 +81,14 @@ int open_process(long pid)
 #endif
 }
 
+/// By its handle where there is one.
+bool has_ended(int handle, long pid)
+{
+  pollfd look{handle, POLLIN, 0};
+  return handle >= 0 ? ::poll(&look, 1, 0) == 1
+                     : ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+}
+
 }  // namespace
 
 struct Watchdog::State {
@@ -95,12 +103,15 @@ struct Watchdog::State {
   std::thread::id owner = std::this_thread::get_id();
   int wake = -1;
   std::vector<int> processes;  // handles by line; -1: not watched
+  int launcher = -1;           // its handle; -1: none, or not there
+  bool launcher_told = false;
   std::atomic<bool> lost{false};
   std::thread thread;
 
   std::string map_board(MPI_Comm node);
   void watch();
   void look_for_dead();
+  void look_for_launcher();
   void look_for_stalled(const std::vector<Clock::time_point>& moved, Clock::time_point now);
   void tell(const LossReport& report) const
   {
@@ -193,6 +204,7 @@ Watchdog::Watchdog(const Topology& topology, WatchdogOptions options)
   }
   for (int i = 0; i < s.count; ++i)
     s.processes.push_back(i == s.place ? -1 : open_process(s.lines[i].pid.load()));
+  if (s.options.launcher > 0) s.launcher = open_process(s.options.launcher);
   s.description = fmt::format("watchdog of {} s", s.options.seconds);
 
   // Signals are for the program's own threads.
@@ -218,6 +230,7 @@ Watchdog::~Watchdog()
   }
   for (const int process : s.processes)
     if (process >= 0) ::close(process);
+  if (s.launcher >= 0) ::close(s.launcher);
   if (s.wake >= 0) ::close(s.wake);
   if (s.memory != MAP_FAILED) ::munmap(s.memory, s.bytes);
 }
@@ -293,6 +306,7 @@ void Watchdog::State::watch()
     for (int i = 0; i < count; ++i)  // a line whose process is known to be dead says no more
       if (processes[i] >= 0 && lines[i].death_told.load() == 0 && lines[i].left.load() == 0)
         handles.push_back({processes[i], POLLIN, 0});
+    if (launcher >= 0 && !launcher_told) handles.push_back({launcher, POLLIN, 0});
     ::poll(handles.data(), handles.size(), static_cast<int>(interval * 1000) + 1);
     const Clock::time_point now = Clock::now();
     if (handles[0].revents != 0) {
@@ -302,6 +316,7 @@ void Watchdog::State::watch()
       if (terminate_at == Clock::time_point::max()) terminate_at = now + search_for_dead;
     }
     look_for_dead();
+    look_for_launcher();
     if (lost || now >= terminate_at) {
       if (terminate_at != Clock::time_point::max()) {
         terminate_at = Clock::time_point::max();
@@ -327,11 +342,8 @@ void Watchdog::State::look_for_dead()
     Line& line = lines[i];
     if (i == place || line.left.load() != 0) continue;
     const long pid = static_cast<long>(line.pid.load());
-    pollfd handle{processes[i], POLLIN, 0};
-    const bool dead = processes[i] >= 0 ? ::poll(&handle, 1, 0) == 1
-                                        : ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
     // It may have left between the two looks, and only then ended.
-    if (!dead || line.left.load() != 0) continue;
+    if (!has_ended(processes[i], pid) || line.left.load() != 0) continue;
     lost = true;
     if (line.death_told.exchange(1) != 0) continue;
     LossReport report;
@@ -344,6 +356,21 @@ void Watchdog::State::look_for_dead()
                     report.rank, pid, report.place);
     tell(report);
   }
+}
+
+void Watchdog::State::look_for_launcher()
+{
+  if (options.launcher <= 0 || launcher_told || !has_ended(launcher, options.launcher)) return;
+  launcher_told = true;
+  LossReport report;
+  report.kind = LossReport::Kind::orphaned;
+  report.rank = lines[place].rank.load();
+  report.pid = options.launcher;
+  report.place = place_of(lines[place]);
+  report.message = fmt::format(
+      "the launcher has ended (process {}, this rank is {}); resume from the last checkpoint",
+      report.pid, report.place);
+  tell(report);
 }
 
 void Watchdog::State::look_for_stalled(const std::vector<Clock::time_point>& moved,
@@ -396,11 +423,12 @@ void Watchdog::State::look_for_stalled(const std::vector<Clock::time_point>& mov
   tell(report);
 }
 
-void tell_and_end_stalled(int speaker, const LossReport& report)
+void tell_and_end(int speaker, const LossReport& report)
 {
   const std::string line = fmt::format("tutti: [rank {}] {}\n", speaker, report.message);
   static_cast<void>(!::write(STDERR_FILENO, line.data(), line.size()));
-  if (report.kind == LossReport::Kind::stalled) ::_exit(4);
+  if (report.kind == LossReport::Kind::stalled || report.kind == LossReport::Kind::orphaned)
+    ::_exit(4);
 }
 
 }  // namespace tutti

@@ -3,6 +3,10 @@
 // whose rank dies is in the system tests.
 #include "tutti/watchdog.hpp"
 
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -178,6 +182,39 @@ TEST_CASE("a stall in any phase of a step is seen where it is")
     adam.close_buffers();
     topology.close();
   }
+}
+
+TEST_CASE("every rank is told once when its launcher has ended, and nothing while it is there")
+{
+  Topology topology(MPI_COMM_WORLD);
+  const char* const arguments[] = {"sleep", "60", nullptr};
+  pid_t launcher = 0;
+  REQUIRE(::posix_spawnp(&launcher, "sleep", nullptr, nullptr, const_cast<char**>(arguments),
+                         environ) == 0);
+  Reports reports;
+  {
+    WatchdogOptions options;
+    options.on_lost = reports.take();
+    options.launcher = launcher;
+    Watchdog dog(topology, options);
+    dog.enter(Phase::ballot, 2, 5);
+    for_seconds(1.5, [] {});
+    CHECK(reports.count(LossReport::Kind::orphaned) == 0);
+    ::kill(launcher, SIGKILL);
+    ::waitpid(launcher, nullptr, 0);
+    for_seconds(2.5, [] {});
+  }
+  CHECK(reports.all.size() == 1);
+  CHECK(reports.count(LossReport::Kind::orphaned) == 1);
+  for (const LossReport& report : reports.all) {
+    CHECK(report.rank == world_rank());
+    CHECK(report.pid == launcher);
+    CHECK(report.message == "the launcher has ended (process " + std::to_string(launcher) +
+                                ", this rank is in phase ballot of step 2 (attempt 5)); resume "
+                                "from the last checkpoint");
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  topology.close();
 }
 
 TEST_CASE("told to end: the thread looks for the dead, then says so")

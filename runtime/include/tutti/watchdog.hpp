@@ -20,10 +20,11 @@ struct LossReport {
     stalled,    ///< `rank` stands still while others wait
     dead,       ///< the process of `rank` has ended
     elsewhere,  ///< all ranks of this node wait; the missing one is on another node
+    orphaned,   ///< the launcher of `rank`, which is the one that says so, has ended
   };
   Kind kind = Kind::stalled;
   int rank = -1;
-  long pid = 0;
+  long pid = 0;         ///< of `rank`, or of the launcher; 0: not known
   std::string place;    ///< where it was last seen: "phase exchange of step 3 (attempt 4), ..."
   double seconds = 0;   ///< since it last moved
   std::string message;  ///< one sentence for people
@@ -31,9 +32,9 @@ struct LossReport {
 
 /// An action for `on_lost` of a program that has none of its own: writes `tutti: [rank <speaker>]
 /// <message>` to standard error, in one write since other ranks speak at the same time, and ends
-/// the process with exit code 4 after a stall, without destructors: its other threads may be inside
-/// MPI for ever. After a death the launcher ends the job.
-void tell_and_end_stalled(int speaker, const LossReport& report);
+/// the process with exit code 4 after a stall, and when the launcher is gone, without destructors:
+/// its other threads may be inside MPI for ever. After a death the launcher ends the job.
+void tell_and_end(int speaker, const LossReport& report);
 
 struct WatchdogOptions {
   double seconds = 300;  ///< how long somebody waits, and the missing one stands still
@@ -44,6 +45,10 @@ struct WatchdogOptions {
   std::function<void()> on_terminated;
   /// Test knob: at most this many consecutive ranks of a node count as one; 0 is no limit.
   int node_ranks = 0;
+  /// The process that started this rank and ends the job when a rank dies; 0: none. When it has
+  /// ended itself, each rank is told so: not every MPI ends the ranks of a launcher that was
+  /// killed, and then nothing ends those that wait for each other.
+  long launcher = 0;
 };
 
 /// An alarm needs both: some rank of the node has waited in a collective for `seconds` without
