@@ -31,12 +31,16 @@ void MpiFile::fail(const char* verb, const std::string& reason) const
       verb, path_.string(), reason));
 }
 
-void MpiFile::open(const std::filesystem::path& path, MPI_Comm communicator)
+MpiFile::MpiFile(const std::filesystem::path& path) : path_(path)
 {
-  path_ = path;
-  int status = MPI_File_open(communicator, path.c_str(), MPI_MODE_WRONLY, MPI_INFO_NULL, &file_);
+  int status = MPI_File_open(MPI_COMM_SELF, path.c_str(), MPI_MODE_WRONLY, MPI_INFO_NULL, &file_);
   if (status == MPI_SUCCESS) status = MPI_File_set_errhandler(file_, MPI_ERRORS_RETURN);
   if (status != MPI_SUCCESS) fail("open", text_of(status));
+}
+
+MpiFile::~MpiFile()
+{
+  if (file_ != MPI_FILE_NULL) MPI_File_close(&file_);
 }
 
 void MpiFile::write_at(std::uint64_t offset, const void* data, std::size_t bytes) const

@@ -288,49 +288,31 @@ void Save::create_skeleton()
 
 void Save::write()
 {
-  if (options_.io == CheckpointIo::mpiio)
-    write_by_mpiio();
-  else
-    on_all_ranks(world_, [&] {
-      payload_->reach(Phase::save_payload);
+  on_all_ranks(world_, [&] {
+    payload_->reach(Phase::save_payload);
+    if (options_.io == CheckpointIo::mpiio)
+      write_by_mpiio();
+    else
       payload_->write();
-    });
+  });
   on_all_ranks(world_, [&] {
     payload_->reach(Phase::save_sync);
     payload_->sync();
   });
 }
 
-/// All ranks open the file together, each writes its own blocks independently.
 void Save::write_by_mpiio() const
 {
-  MpiFile file;
-  // Every rank has just opened the file by itself, so this does not fail on some of them only.
-  on_all_ranks(world_, [&] { file.open(temporary_, world_); });
-  const auto close = [&] { on_all_ranks(world_, [&] { file.close(); }); };
-  try {
-    on_all_ranks(world_, [&] {
-      payload_->reach(Phase::save_payload);
-      payload_->write([&](std::uint64_t offset, const void* data, std::size_t bytes) {
-        try {
-          file.write_at(offset, data, bytes);
-        } catch (const IoError&) {
-          payload_->file.write_at(offset, data, bytes);  // MPI-IO does not say why; this does
-          throw;
-        }
-      });
-    });
-  } catch (const MpiError&) {
-    throw;
-  } catch (const Error&) {
+  MpiFile file(temporary_);
+  payload_->write([&](std::uint64_t offset, const void* data, std::size_t bytes) {
     try {
-      close();  // collective: all ranks are here
+      file.write_at(offset, data, bytes);
     } catch (const IoError&) {
-      // The first error is the one to report.
+      payload_->file.write_at(offset, data, bytes);  // MPI-IO does not say why; this does
+      throw;
     }
-    throw;
-  }
-  close();
+  });
+  file.close();
 }
 
 // --- publication ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 
+#include "places.hpp"
 #include "shelf.hpp"
 
 using namespace tutti;
@@ -484,7 +485,6 @@ TEST_CASE("the latest checkpoint is the newest complete file, whatever the point
 
 TEST_CASE("other programs see every parameter with its shape and values")
 {
-  const std::string python = TUTTI_PYTHON;
   int has_h5py = 0;
   if (world_rank() == 0)
     has_h5py = std::system((python + " -c 'import h5py' 2>/dev/null").c_str()) == 0;
@@ -523,8 +523,8 @@ TEST_CASE("other programs see every parameter with its shape and values")
           {"master", "exp_avg", "exp_avg_sq", "ema"});
     put("head", {7}, {"master", "exp_avg"});
     expected.close();
-    const std::string command = python + " " + TUTTI_VIEWS_SCRIPT + " " + file.string() + " " +
-                                directory.path().string() + " " + TUTTI_IO_README;
+    const std::string command = python + " " + views_script + " " + file.string() + " " +
+                                directory.path().string() + " " + io_readme;
     CHECK(std::system(command.c_str()) == 0);
   });
   job.close();

@@ -9,27 +9,41 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
-#include <cstring>
+#include <string_view>
 #include <system_error>
 
 #include "shelf.hpp"
 
 namespace {
 
-enum class Call { none, open, write, sync };
+enum class Call { none, open, open_again, write, sync };
 std::atomic<Call> failing{Call::none};
-std::atomic<int> failure{0};
+std::atomic<int> failure{0}, opened{0};
 
-/// Only of a checkpoint that comes into being.
+/// A checkpoint that comes into being; files that MPI-IO makes beside it have longer names.
+bool is_unfinished(std::string_view path)
+{
+  return path.find(".h5.") != path.npos && path.ends_with(".tmp");
+}
+
 bool fails(Call call, int descriptor)
 {
   if (failing != call) return false;
   char path[4096];
   const ssize_t length =
       readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-  if (length <= 0 ||
-      std::string(path, static_cast<std::size_t>(length)).find(".h5.") == std::string::npos)
+  if (length <= 0 || !is_unfinished({path, static_cast<std::size_t>(length)})) return false;
+  errno = failure;
+  return true;
+}
+
+/// As a rank opens what another one has created: tutti itself first, MPI-IO again.
+bool fails_to_open(const char* path, int flags)
+{
+  if (failing != Call::open && failing != Call::open_again) return false;
+  if ((flags & O_ACCMODE) == O_RDONLY || (flags & O_CREAT) != 0 || !is_unfinished(path))
     return false;
+  if (failing == Call::open_again && opened++ == 0) return false;
   errno = failure;
   return true;
 }
@@ -86,13 +100,16 @@ int open(const char* path, int flags, ...)
   va_start(more, flags);
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
   va_end(more);
-  // As a rank opens what another one has created.
-  if (failing == Call::open && (flags & O_RDWR) != 0 && (flags & O_CREAT) == 0 &&
-      std::strstr(path, ".h5.") != nullptr && std::strstr(path, ".tmp") != nullptr) {
-    errno = failure;
-    return -1;
-  }
-  return call(path, flags, mode);
+  return fails_to_open(path, flags) ? -1 : call(path, flags, mode);
+}
+int open64(const char* path, int flags, ...)
+{
+  static auto* const call = real<int(const char*, int, ...)>("open64");
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  return fails_to_open(path, flags) ? -1 : call(path, flags, mode);
 }
 }
 #pragma GCC visibility pop
@@ -134,12 +151,16 @@ TEST_CASE("what the file system refuses to one rank is one error on all, and cos
                                  {Call::write, ENOSPC},
                                  {Call::sync, EIO},
                                  {Call::sync, EDQUOT},
-                                 {Call::open, EACCES}})
+                                 {Call::open, EACCES},
+                                 {Call::open_again, EACCES}})
     for (const int way : {0, 1, 2}) {  // mpiio, skeleton, in the background
+      const bool inside_mpi = planned.call == Call::open_again;  // which does not say why
+      if (inside_mpi && way != 0) continue;
       INFO("call " << static_cast<int>(planned.call) << ", errno " << planned.number << ", way "
                    << way);
       // Another rank than the one that makes the file, where there is one: that one has its tests.
       if (world_rank() == victim) {
+        opened = 0;
         failure = planned.number;
         failing = planned.call;
       }
@@ -149,8 +170,10 @@ TEST_CASE("what the file system refuses to one rank is one error on all, and cos
       CHECK(same_on_all_ranks(said));
       CHECK(contains(said, "rank " + std::to_string(victim) + ": "));
       CHECK(contains(said, directory.path().string()));
-      CHECK(contains(said, std::generic_category().message(planned.number)));
-      CHECK(contains(said, "errno " + std::to_string(planned.number)));
+      if (!inside_mpi) {
+        CHECK(contains(said, std::generic_category().message(planned.number)));
+        CHECK(contains(said, "errno " + std::to_string(planned.number)));
+      }
       CHECK(on_all_ranks(files_in(directory.path()) == there));
       CHECK(on_all_ranks(bytes_of_file(directory.path() / "step-000000000001.h5") == first));
       MPI_Barrier(MPI_COMM_WORLD);

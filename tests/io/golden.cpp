@@ -5,6 +5,7 @@
 // A new version's file is made once, by the tutti that first writes it:
 //   tests/mpirun 2 build/tests/io/test_checkpoint_golden "write the golden file"
 // which leaves it in the current folder; add it to `golden/` and to the list below.
+#include "places.hpp"
 #include "shelf.hpp"
 
 using namespace tutti;
@@ -33,7 +34,7 @@ struct Small {
 
 TEST_CASE("golden files are restored with the bits that they were made with")
 {
-  const fs::path folder = TUTTI_GOLDEN_FOLDER;
+  const fs::path folder = golden_folder;
   const SharedDirectory scratch;  // a restore may leave a mark beside a file
   const fs::path file = scratch.path() / "step-000000000042.h5";
   if (world_rank() == 0) fs::copy_file(folder / "step-000000000042.v1.h5", file);
