@@ -12,20 +12,21 @@
 #include "tutti/device.hpp"
 #include "tutti/kokkos_runtime.hpp"
 #include "tutti/transports.hpp"
+#include "version.hpp"  // written when CMake configures
 
 extern "C" char* openblas_get_config(void);
 
 namespace tutti::apps {
 
-std::string version() { return TUTTI_VERSION; }
+std::string version() { return tutti_version; }
 
 std::string info()
 {
-  std::string text = fmt::format("tutti {} ({})\n", TUTTI_VERSION, tutti_revision);
+  std::string text = fmt::format("tutti {} ({})\n", tutti_version, tutti_revision);
   const auto line = [&](const char* name, const std::string& value) {
     text += fmt::format("  {:<16}{}\n", name, value);
   };
-  line("compiler", TUTTI_COMPILERS);
+  line("compiler", tutti_compilers);
   char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
   if (MPI_Get_library_version(mpi, &length) == MPI_SUCCESS) {  // allowed before MPI_Init
