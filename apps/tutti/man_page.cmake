@@ -72,6 +72,14 @@ function(describe words)
 endfunction()
 
 set(page "")
-describe("")
+# A CUDA build may be made where its libraries cannot be loaded, such as on a login node.
+execute_process(COMMAND ${TUTTI} --version
+  RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE reason)
+if(status)
+  message(WARNING "the manual page has no commands (${TUTTI} does not run here: ${reason})")
+  set(page "\\fBtutti \\-\\-help\\fP names them.")
+else()
+  describe("")
+endif()
 set(COMMANDS "${page}")
 configure_file(${TEMPLATE} ${OUTPUT} @ONLY)
