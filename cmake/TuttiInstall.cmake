@@ -62,19 +62,34 @@ if(TARGET Kokkos::kokkoscore)
 else()
   set(_tutti_kokkos "${TUTTI_KOKKOS_TRILINOS_LIBRARY}")
 endif()
-set(_tutti_hdf5 ${HDF5_C_LIBRARIES})
-list(FILTER _tutti_hdf5 INCLUDE REGEX "/")  # HDF5's own CMake package gives target names instead
+if(TARGET OpenMP::OpenMP_CXX)  # Kokkos's
+  string(APPEND _tutti_kokkos
+    " $<JOIN:$<TARGET_PROPERTY:OpenMP::OpenMP_CXX,INTERFACE_LINK_LIBRARIES>, >")
+endif()
+set(_tutti_hdf5 "")
+foreach(_library IN LISTS HDF5_C_LIBRARIES)
+  if(TARGET ${_library})  # of HDF5's own CMake package
+    list(APPEND _tutti_hdf5 $<TARGET_FILE:${_library}>)
+  elseif(_library MATCHES "/")
+    list(APPEND _tutti_hdf5 ${_library})
+  endif()
+endforeach()
 if(NOT _tutti_hdf5)
   set(_tutti_hdf5 -lhdf5)
 endif()
 list(JOIN _tutti_hdf5 " " _tutti_hdf5)
-set(_tutti_nccl "")
+set(_tutti_cuda "")
 if(TUTTI_ENABLE_NCCL)
-  set(_tutti_nccl "${TUTTI_NCCL_LIBRARY} $<TARGET_FILE:CUDA::cudart> ")
+  list(APPEND _tutti_cuda ${TUTTI_NCCL_LIBRARY})
 endif()
+if(TUTTI_ENABLE_CUDA)
+  list(APPEND _tutti_cuda $<TARGET_FILE:CUDA::cudart> $<TARGET_FILE:CUDA::cuda_driver>)
+endif()
+list(JOIN _tutti_cuda " " _tutti_cuda)
 set(_tutti_includes
   "$<TARGET_PROPERTY:tutti::kokkos,INTERFACE_INCLUDE_DIRECTORIES>" ${HDF5_C_INCLUDE_DIRS})
-set(_tutti_system_libs "${_tutti_nccl}${_tutti_kokkos} ${_tutti_hdf5} -ldl -lpthread -lstdc++ -lm")
+set(_tutti_system_libs
+  "${_tutti_kokkos} ${_tutti_cuda} ${_tutti_hdf5} -ldl -lpthread -lstdc++ -lm")
 function(tutti_pkg_config name description cflags libs)
   file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/${name}.pc CONTENT
 "prefix=\${pcfiledir}/${_tutti_prefix}
