@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "portable_device.hpp"
+#include "tutti/error.hpp"
+#include "tutti/kokkos_runtime.hpp"
 
 namespace tutti {
 namespace {
@@ -24,6 +26,10 @@ class PortableHostDevice final : public detail::PortableDevice<HostSpace> {
 
 std::unique_ptr<Device> make_portable_host_device()
 {
+  if (!kokkos_is_running())
+    throw DeviceError(
+        "the portable kernels cannot be had (Kokkos is not running, as in a CUDA build without a "
+        "GPU); use make_host_device()");
   return std::make_unique<PortableHostDevice>();
 }
 

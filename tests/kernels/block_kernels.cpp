@@ -22,6 +22,7 @@
 #include "tutti/digest_elements.hpp"
 #include "tutti/error.hpp"
 #include "tutti/half.hpp"
+#include "tutti/kokkos_runtime.hpp"
 #include "tutti/memory_bound.hpp"
 
 #if defined(__x86_64__)
@@ -42,7 +43,7 @@ std::vector<std::unique_ptr<Device>> tested_devices()
     devices.push_back(std::make_unique<StagedDevice>(make_cuda_device(0)));
     return devices;
   }
-  devices.push_back(make_portable_host_device());
+  if (kokkos_is_running()) devices.push_back(make_portable_host_device());
   for (const std::string& name : host_instruction_sets()) devices.push_back(make_host_device(name));
   devices.push_back(std::make_unique<StagedDevice>(std::make_unique<FarDevice>()));
   return devices;

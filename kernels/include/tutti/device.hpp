@@ -62,7 +62,8 @@ class Device {
 std::unique_ptr<Device> make_host_device();
 /// The same, limited by `instruction_set` ("" for the best) instead of the environment.
 std::unique_ptr<Device> make_host_device(std::string_view instruction_set);
-/// The portable Kokkos kernels on the host: the bit oracle.
+/// The portable Kokkos kernels on the host: the bit oracle. Throws `DeviceError` where Kokkos is
+/// not running; a CUDA build does not start it without a GPU.
 std::unique_ptr<Device> make_portable_host_device();
 /// Portable Kokkos kernels on CUDA device `ordinal`; throws `DeviceError` if built without CUDA or
 /// none is there.
