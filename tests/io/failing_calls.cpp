@@ -93,24 +93,18 @@ int fsync(int descriptor)
   static auto* const call = real<decltype(fsync)>("fsync");
   return fails(Call::sync, descriptor) ? -1 : call(descriptor);
 }
-int open(const char* path, int flags, ...)
-{
-  static auto* const call = real<int(const char*, int, ...)>("open");
-  va_list more;
-  va_start(more, flags);
-  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
-  va_end(more);
-  return fails_to_open(path, flags) ? -1 : call(path, flags, mode);
-}
-int open64(const char* path, int flags, ...)
-{
-  static auto* const call = real<int(const char*, int, ...)>("open64");
-  va_list more;
-  va_start(more, flags);
-  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
-  va_end(more);
-  return fails_to_open(path, flags) ? -1 : call(path, flags, mode);
-}
+#define TUTTI_OPEN(name)                                                   \
+  int name(const char* path, int flags, ...)                               \
+  {                                                                        \
+    static auto* const call = real<int(const char*, int, ...)>(#name);     \
+    va_list more;                                                          \
+    va_start(more, flags);                                                 \
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0; \
+    va_end(more);                                                          \
+    return fails_to_open(path, flags) ? -1 : call(path, flags, mode);      \
+  }
+TUTTI_OPEN(open)
+TUTTI_OPEN(open64)
 }
 #pragma GCC visibility pop
 
