@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 # tutti::hdf5: the C library of a parallel HDF5, 1.10 to 2.x; a serial one is refused.
-# Installed beside tuttiConfig.cmake, so it is also what a consumer runs.
-include_guard(GLOBAL)
+# Installed beside tuttiConfig.cmake, so it is also what a consumer runs; there
+# TUTTI_BUILT_WITH_HDF5_WRAPPER is that of tutti's own build, taken before the system's.
 set(HDF5_PREFER_PARALLEL TRUE)
 if(NOT HDF5_ROOT AND NOT DEFINED ENV{HDF5_ROOT})
   # Debian may have a serial, an MPICH and an Open MPI flavour side by side, and h5pcc names any of
   # them.
-  find_program(HDF5_C_COMPILER_EXECUTABLE NAMES h5pcc.openmpi h5pcc)
+  find_program(HDF5_C_COMPILER_EXECUTABLE
+    NAMES ${TUTTI_BUILT_WITH_HDF5_WRAPPER} h5pcc.openmpi h5pcc)
   mark_as_advanced(HDF5_C_COMPILER_EXECUTABLE)
 endif()
 find_package(HDF5 COMPONENTS C)
@@ -17,6 +18,9 @@ endif()
 if(NOT HDF5_IS_PARALLEL)
   message(FATAL_ERROR "HDF5 ${HDF5_VERSION} in ${HDF5_C_INCLUDE_DIRS} cannot be used (it was built "
     "without MPI); install libhdf5-openmpi-dev or give -DHDF5_ROOT=<prefix of a parallel HDF5>")
+endif()
+if(TARGET tutti::hdf5)
+  return()
 endif()
 add_library(tutti::hdf5 INTERFACE IMPORTED GLOBAL)
 target_include_directories(tutti::hdf5 SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS})

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 # tutti::kokkos: Kokkos 3.4 to 5.x. Debian 12's package (3.4.01, from Trilinos) has a Kokkos::kokkos
 # whose include folder does not exist; its headers and library are then named here. Installed beside
-# tuttiConfig.cmake, so it is also what a consumer runs.
-find_package(Kokkos CONFIG REQUIRED)
+# tuttiConfig.cmake, so it is also what a consumer runs; there TUTTI_BUILT_WITH_KOKKOS_DIR is the
+# Kokkos of tutti's own build, taken before the system's.
+find_package(Kokkos CONFIG REQUIRED HINTS ${TUTTI_BUILT_WITH_KOKKOS_DIR})
 if(TARGET tutti::kokkos)
   return()
 endif()

@@ -83,3 +83,17 @@ check(${MPIRUN} 2 ${WORK}/build_tree/minimal_c)
 if(FORTRAN)
   check(${MPIRUN} 2 ${WORK}/build_tree/heat 20)
 endif()
+
+# A Kokkos that is not the one of the build is refused by name, not by the linker.
+file(WRITE ${WORK}/other_kokkos/lib/cmake/Kokkos/KokkosConfig.cmake "set(Kokkos_DEVICES CUDA)\n")
+file(WRITE ${WORK}/other_kokkos/lib/cmake/Kokkos/KokkosConfigVersion.cmake
+  "set(PACKAGE_VERSION 9.8.7)\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n")
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK}/other_kokkos/build
+    -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix} -DKokkos_ROOT=${WORK}/other_kokkos
+    -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_CXX_FLAGS=${CXX_FLAGS}
+  RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE output)
+string(REGEX REPLACE "[ \n]+" " " output "${output}")
+if(status EQUAL 0 OR NOT output MATCHES "Kokkos 9.8.7 for CUDA does not fit this tutti")
+  message(FATAL_ERROR "a Kokkos of another release was taken (exit status ${status}):\n${output}")
+endif()
