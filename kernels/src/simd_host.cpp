@@ -61,7 +61,8 @@ class HostDevice final : public Device {
       : kernels_(kernels),
         threads_(Kokkos::is_initialized()
                      ? static_cast<std::size_t>(std::max(1, HostSpace().concurrency()))
-                     : 1)
+                     : 1),
+        seen_(threads_)
   {
   }
 
@@ -167,18 +168,18 @@ class HostDevice final : public Device {
     BlockScan whole;
     if (elements == 0) return whole;
     const std::size_t blocks = blocks_of(elements), parts = parts_for(blocks);
-    std::vector<BlockScan> seen(parts);
     for_each_range(label, blocks, parts, [&](std::size_t part, Range r) {
       const std::size_t start = r.begin * block_elements;
-      seen[part] = body(start, std::min(elements, r.end * block_elements) - start);
+      seen_[part] = body(start, std::min(elements, r.end * block_elements) - start);
     });
     for (std::size_t part = 0; part < parts; ++part)
-      detail::append_scan(whole, seen[part], part_of(blocks, part, parts).begin);
+      detail::append_scan(whole, seen_[part], part_of(blocks, part, parts).begin);
     return whole;
   }
 
   const detail::SimdKernels& kernels_;
   std::size_t threads_;
+  std::vector<BlockScan> seen_;  ///< by the threads of the scan that is made
   std::size_t arrays_ = 0;  ///< large arrays handed out so far
 };
 

@@ -39,13 +39,25 @@ std::vector<Interval> intervals_from_json(const json& list)
 
 }  // namespace
 
-double ControlState::skip_rate(std::uint64_t window) const
+double skip_rate(std::uint64_t history, std::uint64_t attempts, std::uint64_t window)
 {
-  const std::uint64_t attempts = std::min({window, attempt, std::uint64_t{64}});
+  attempts = std::min({window, attempts, std::uint64_t{64}});
   if (attempts == 0) return 0;
   const std::uint64_t taken =
       attempts == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << attempts) - 1;
-  return static_cast<double>(std::popcount(skip_history & taken)) / static_cast<double>(attempts);
+  return static_cast<double>(std::popcount(history & taken)) / static_cast<double>(attempts);
+}
+
+double ControlState::skip_rate(std::uint64_t window) const
+{
+  return tutti::skip_rate(skip_history, attempt, window);
+}
+
+void ControlState::make_room()
+{
+  offenders.reserve(offenders.size() + 1);
+  for (std::vector<Interval>* list : {&ledger.replay, &ledger.committed, &ledger.dropped})
+    list->reserve(list->size() + 1);
 }
 
 std::uint64_t ControlState::digest() const

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "incident_report.hpp"
 #include "tutti/digest.hpp"
@@ -23,6 +24,14 @@ namespace {
 
 /// Losses beyond this are no numbers to average; also the range of the exact sum.
 constexpr double largest_loss = 1e90;
+
+/// What one rank tells the others of a window that is computed again.
+struct Account {
+  std::uint64_t first = 0, again = 0;  ///< digests
+  std::uint64_t first_finite = 0, again_finite = 0;
+  std::uint64_t arithmetic = 0, failed = 0;
+};
+using AccountWords = std::array<std::uint64_t, sizeof(Account) / sizeof(std::uint64_t)>;
 
 /// Seconds since the last lap, added to one phase after the other.
 class Laps {
@@ -108,8 +117,10 @@ Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> par
     throw InvalidArgument(
         "a window needs samples and micro-batches (one of them is 0); give at least 1");
   agreed_configuration_ = mix64(policy.hash(), options_.configuration_hash);
-  if (options_.recompute)  // collective, so all have it or none
+  if (options_.recompute) {  // collective, so all have it or none
     agreed_configuration_ = mix64(agreed_configuration_, hash_of("recompute"));
+    accounts_.resize(static_cast<std::size_t>(topology.size()) * AccountWords().size());
+  }
   for (const Participant* participant : participants_) {
     agreed_configuration_ = mix64(agreed_configuration_, participant->configuration_hash());
     agreed_plan_ = mix64(agreed_plan_, participant->plan_hash());
@@ -334,7 +345,12 @@ class Coordinator::Attempt {
 
   void vote()
   {
-    locally(Phase::ballot, [] {});
+    locally(Phase::ballot, [&] {
+      for (const Fault* fault : scale_faults_) c_.control_.loss_scale *= fault->factor;
+      // What is certain to be needed after the last vote is had before the first one.
+      c_.next_control_ = c_.control_;
+      c_.next_control_.make_room();
+    });
     fill_agreement_and_loss();
     ballot_.failure = failure_;
     c_.wait();
@@ -445,7 +461,9 @@ class Coordinator::Attempt {
     outcome.failure = decided_failure_;
     outcome.stop_requested = ballot_.stop_requests != 0;
     if (!outcome.committed()) record(outcome);
-    c_.control_ = machine_.fold(c_.has_gradient_);
+    if (outcome.verdict.kind != VerdictKind::halt)
+      c_.next_control_ =
+          std::exchange(c_.control_, machine_.fold(std::move(c_.next_control_), c_.has_gradient_));
     if (c_.save_report_ && ballot_.saves_pending == 0) {
       outcome.save_failure = ballot_.save_failure;
       outcome.save = ballot_.save_failure.exists() ? SaveState::failed : SaveState::done;
@@ -501,9 +519,7 @@ class Coordinator::Attempt {
   void fill_agreement_and_loss() noexcept
   {
     const auto rank = static_cast<std::uint32_t>(c_.topology_.rank());
-    ControlState& control = c_.control_;
-    for (const Fault* fault : scale_faults_) control.loss_scale *= fault->factor;
-
+    const ControlState& control = c_.control_;
     const auto agree = [&](AgreedField field, std::uint64_t value) {
       ballot_.agreed[static_cast<std::size_t>(field)] = Agreement(value, rank);
     };
@@ -566,7 +582,7 @@ class Coordinator::Attempt {
                              window_.micro_batches_,
                              c_.checkpoint_,
                              c_.checkpoint_step_,
-                             failed_here_.exists() ? text_ : std::string(),
+                             failed_here_.exists() ? std::move(text_) : std::string(),
                              {}};
     const int rank = detail::speaker(at, outcome);
     const bool speaks = rank == c_.topology_.rank();
@@ -601,10 +617,14 @@ class Coordinator::Attempt {
     c_.wait();
     c_.transport_->share(text, rank);
     ++c_.incidents_;
-    // Without a text the speaker has no memory: then it is what all know.
-    if (!text.empty()) incident = incident_from_json(text);
-    outcome.incident = std::make_shared<const Incident>(std::move(incident));
-    outcome.message = outcome.incident->message;
+    // Without a text the speaker, or this rank, has no memory: then it is what all know.
+    noting([&] {
+      if (!text.empty()) incident = incident_from_json(text);
+    });
+    noting([&] {
+      outcome.incident = std::make_shared<const Incident>(std::move(incident));
+      outcome.message = outcome.incident->message;
+    });
   }
 
   /// Whether the verdict is about something that one rank came to from its samples; the same on all
@@ -622,13 +642,6 @@ class Coordinator::Attempt {
            (stage == Stage::exchange &&
             c_.participants_[offender.participant]->knows_contributors());
   }
-
-  /// What one rank tells the others of a window that is computed again.
-  struct Account {
-    std::uint64_t first = 0, again = 0;  ///< digests
-    std::uint64_t first_finite = 0, again_finite = 0;
-    std::uint64_t arithmetic = 0, failed = 0;
-  };
 
   /// Collective: the window of the data-parallel group of rank `suspect` once more, there and on
   /// the next group. What was contributed is overwritten.
@@ -660,16 +673,18 @@ class Coordinator::Attempt {
   /// the losses' sums. Every pass is made, whatever fails.
   std::vector<double> compute(int group, Failure& failure, std::string& text)
   {
-    std::vector<double> losses(window_.micro_batches_, 0.0);
+    std::vector<double> losses;
     c_.guarded(Phase::recompute, failure, text, [&] {
+      losses.reserve(window_.micro_batches_);
       for (Participant* participant : c_.participants_) participant->open();
     });
     for (std::uint32_t micro = 0; micro < window_.micro_batches_; ++micro) {
       c_.enter(Phase::recompute, micro);
       c_.guarded(Phase::recompute, failure, text, [&] {
-        losses[micro] =
+        double loss =
             c_.options_.recompute(window_.positions(micro, group), window_.gradient_scale());
-        c_.accumulate(micro, losses[micro], true);
+        c_.accumulate(micro, loss, true);
+        losses.push_back(loss);
       });
     }
     c_.guarded(Phase::recompute, failure, text, [&] {
@@ -699,15 +714,12 @@ class Coordinator::Attempt {
   /// Collective.
   Recomputation agree_on_cause(const Account& own, int suspect, int other, std::string text)
   {
-    const auto size = static_cast<std::size_t>(c_.topology_.size());
-    constexpr std::size_t words = sizeof(Account) / sizeof(std::uint64_t);
-    const auto mine = std::bit_cast<std::array<std::uint64_t, words>>(own);
-    std::vector<std::uint64_t> all(size * words);
     c_.wait();
-    c_.transport_->gather(mine, all);
+    c_.transport_->gather(std::bit_cast<AccountWords>(own), c_.accounts_);
     const auto of = [&](int rank) {
-      std::array<std::uint64_t, words> record;
-      std::copy_n(all.begin() + rank * static_cast<std::ptrdiff_t>(words), words, record.begin());
+      AccountWords record;
+      std::copy_n(c_.accounts_.begin() + rank * static_cast<std::ptrdiff_t>(record.size()),
+                  record.size(), record.begin());
       return std::bit_cast<Account>(record);
     };
     Recomputation result;
@@ -716,7 +728,11 @@ class Coordinator::Attempt {
     for (int rank = 0; rank < c_.topology_.size(); ++rank) {
       if (of(rank).failed == 0) continue;
       c_.transport_->share(text, rank);
-      result.failure = fmt::format("rank {}: {}", rank, text);
+      try {
+        result.failure = fmt::format("rank {}: {}", rank, text);
+      } catch (const std::bad_alloc&) {
+        result.failure = "out of memory";
+      }
       return result;
     }
     // A group came to what its model-parallel ranks came to.

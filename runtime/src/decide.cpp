@@ -39,12 +39,9 @@ bool at_minimum(const LossScaling& scaling, double scale)
   return scaling.enabled && scaling.minimum > 0 && scale <= scaling.minimum;
 }
 
-/// `state` with the count and the history of attempts one further.
-ControlState after_attempt(ControlState state, bool skipped)
+std::uint64_t history_after(const ControlState& state, bool skipped)
 {
-  ++state.attempt;
-  state.skip_history = state.skip_history << 1 | (skipped ? 1u : 0u);
-  return state;
+  return state.skip_history << 1 | (skipped ? 1u : 0u);
 }
 
 /// Skip for `reason`, unless this skip is one too many. The order of the tests is the precedence of
@@ -61,7 +58,8 @@ Verdict skip_or_halt(Reason reason, const Policy& policy, const ControlState& st
       state.consecutive_skips + 1 >= policy.max_consecutive_skips)
     return halt(Reason::consecutive_skips);
   if (policy.max_skip_rate > 0 && state.attempt + 1 >= policy.skip_window &&
-      after_attempt(state, true).skip_rate(policy.skip_window) > policy.max_skip_rate)
+      skip_rate(history_after(state, true), state.attempt + 1, policy.skip_window) >
+          policy.max_skip_rate)
     return halt(Reason::skip_rate);
   return skip(reason, overflow);
 }
@@ -137,11 +135,12 @@ Verdict conclude(const Verdict& verdict, const Confirm& confirm, const Policy& p
   return skip_or_halt(Reason::update, policy, state, window);
 }
 
-ControlState fold(const ControlState& before, const Verdict& verdict, const Policy& policy,
-                  Interval window, std::span<const std::uint8_t> has_gradient)
+ControlState fold(ControlState state, const Verdict& verdict, const Policy& policy, Interval window,
+                  std::span<const std::uint8_t> has_gradient)
 {
-  if (verdict.kind == VerdictKind::halt) return before;
-  ControlState state = after_attempt(before, verdict.kind == VerdictKind::skip);
+  if (verdict.kind == VerdictKind::halt) return state;
+  state.skip_history = history_after(state, verdict.kind == VerdictKind::skip);
+  ++state.attempt;
   if (verdict.kind == VerdictKind::commit) {
     ++state.step;
     state.samples += window.size();

@@ -15,6 +15,7 @@
 #include "message_set.hpp"
 #include "nccl_channel.hpp"
 #include "node_memory.hpp"
+#include "rank_label.hpp"
 #include "tutti/error.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/transports.hpp"
@@ -514,7 +515,12 @@ Exchange::Exchange(const Topology& topology, const ShardPlan& plan, ExchangeOpti
 }
 
 // Freeing a window is collective, and a message may still be under way if an MPI call has failed.
-Exchange::~Exchange() { static_cast<void>(state_.release()); }
+Exchange::~Exchange()
+{
+  if (state_)
+    detail::report_left_open("an Exchange", "close(), or close_buffers() of its ShardedAdam,");
+  static_cast<void>(state_.release());
+}
 
 void Exchange::close()
 {

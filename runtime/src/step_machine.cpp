@@ -2,6 +2,7 @@
 #include "tutti/step_machine.hpp"
 
 #include <stdexcept>
+#include <utility>
 
 namespace tutti {
 
@@ -41,10 +42,10 @@ void StepMachine::confirmed(const Confirm& sum)
   action_ = verdict_.kind == VerdictKind::commit ? Action::publish : Action::discard;
 }
 
-ControlState StepMachine::fold(std::span<const std::uint8_t> has_gradient) const
+ControlState StepMachine::fold(ControlState state, std::span<const std::uint8_t> has_gradient) const
 {
-  if (action_ != Action::done) return before_;
-  return tutti::fold(before_, verdict_, policy_, window_, has_gradient);
+  if (action_ != Action::done) return state;
+  return tutti::fold(std::move(state), verdict_, policy_, window_, has_gradient);
 }
 
 }  // namespace tutti

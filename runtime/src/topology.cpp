@@ -136,7 +136,10 @@ Topology::Topology(MPI_Comm communicator, TopologyOptions options)
 }
 
 // Freeing a communicator is collective, and a destructor may run on one rank alone.
-Topology::~Topology() = default;
+Topology::~Topology()
+{
+  if (world_ != MPI_COMM_NULL) detail::report_left_open("a Topology", "close()");
+}
 
 void Topology::close()
 {

@@ -5,8 +5,12 @@
 #include "tutti/transport.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <new>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tutti/mpi_check.hpp"
@@ -106,12 +110,28 @@ class MpiTransport final : public Transport {
 
   void share(std::string& text, int root) override
   {
-    constexpr std::size_t most = std::size_t{1} << 24;
-    int length = static_cast<int>(std::min(text.size(), most));
+    constexpr int most = 1 << 24;
+    int length = static_cast<int>(std::min<std::size_t>(text.size(), most));
     check_mpi(MPI_Bcast(&length, 1, MPI_INT, root, communicator_), "MPI_Bcast of a text's length");
-    text.resize(static_cast<std::size_t>(length));
-    check_mpi(MPI_Bcast(text.data(), length, MPI_CHAR, root, communicator_),
-              "MPI_Bcast of what one rank knows of a bad verdict");
+    // By way of a buffer that is there: a rank without memory for the text must take part as well.
+    std::array<char, 8192> piece;
+    std::string received;
+    bool lacking = false;
+    for (int at = 0; at < length; at += static_cast<int>(piece.size())) {
+      const int count = std::min(length - at, static_cast<int>(piece.size()));
+      if (rank_ == root)
+        text.copy(piece.data(), static_cast<std::size_t>(count), static_cast<std::size_t>(at));
+      check_mpi(MPI_Bcast(piece.data(), count, MPI_CHAR, root, communicator_),
+                "MPI_Bcast of what one rank knows of a bad verdict");
+      try {
+        if (rank_ != root && !lacking)
+          received.append(piece.data(), static_cast<std::size_t>(count));
+      } catch (const std::bad_alloc&) {
+        lacking = true;
+      }
+    }
+    if (lacking) received.clear();
+    if (rank_ != root) text = std::move(received);
   }
 
   void close() override

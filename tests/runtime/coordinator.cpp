@@ -4,6 +4,7 @@
 // are made from global indices, so that every layout sees the same numbers.
 #include "tutti/coordinator.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <optional>
 
 #include "catch.hpp"
+#include "counted_memory.hpp"
 #include "far_device.hpp"
 #include "nccl_double.hpp"
 #include "tutti/digest.hpp"
@@ -127,6 +129,7 @@ struct RunOptions {
   bool portable = false, far = false, nccl = false, gpu_aware_mpi = false, ema = false,
        reduce_scatter = false, fp32_wire = false;
   std::size_t optimizers = 1;
+  EvidenceSource evidence{};
 };
 
 /// A job: topology, one or more ShardedAdam and a coordinator.
@@ -176,6 +179,7 @@ struct Run {
     c.policy.ema = o.ema;
     c.policy.scaling.enabled = o.scaler;
     c.policy.scaling.initial = 4;
+    c.evidence = o.evidence;
     std::vector<Fault> faults;
     for (const std::string& fault : o.faults) faults.push_back(parse_fault(fault));
     c.faults = FaultPlan(faults);
@@ -674,6 +678,110 @@ TEST_CASE("gradients that are absent: zero where some rank has one, untouched wh
     CHECK(after[2].steps == 2);
     check_same_everywhere(outcome);
   }
+}
+
+TEST_CASE("a committed step allocates nothing")
+{
+  for (UpdateMode mode : {UpdateMode::staged, UpdateMode::in_place})
+    for (bool shared : {true, false}) {
+      RunOptions options;
+      options.update = mode;
+      options.shared_memory = shared;
+      options.micro_batches = 2;
+      options.max_norm = 1;
+      options.scaler = options.ema = true;
+      Run run(options);
+      for (int step = 0; step < 6; ++step) {
+        Window window = run.coordinator->open_window();
+        std::uint64_t during = 0;
+        for (std::uint32_t micro = 0; micro < window.micro_batches(); ++micro) {
+          run.fill(*run.optimizers[0], window, micro);
+          const std::uint64_t before = test::allocations;
+          window.add_micro_batch(1, 3);
+          during += test::allocations - before;
+        }
+        const std::uint64_t before = test::allocations;
+        const bool committed = run.coordinator->step(window).committed();
+        during += test::allocations - before;
+        CHECK(committed);
+        INFO("step " << step << ", shared " << shared);
+        if (step > 2) CHECK(during == 0);  // the first ones make room, in two control states
+      }
+    }
+}
+
+TEST_CASE("a rank that runs out of memory anywhere in a step: one outcome for all")
+{
+  if (world_size() > 3) return;
+  struct Result {
+    std::optional<Verdict> verdict;
+    std::uint64_t allocations = 0;  ///< of the victim in its step
+  };
+  // The first step of a run, which still makes room; its n-th allocation on `victim` fails.
+  const auto step_without_memory = [](Run& run, int victim, std::uint64_t n, bool stays_lost) {
+    Window window = run.coordinator->open_window();
+    run.fill(*run.optimizers[0], window, 0);
+    window.add_micro_batch(1, 3);
+    Result result;
+    const std::uint64_t before = test::allocations;
+    test::memory_stays_lost = stays_lost;
+    test::failing_allocation = run.topology.rank() == victim ? n : 0;
+    try {
+      result.verdict = run.coordinator->step(window).verdict;
+    } catch (const Halt& halt) {
+      result.verdict = halt.outcome.verdict;
+    } catch (const std::bad_alloc&) {
+      // Without memory to say what happened. That it is a halt is seen below.
+    }
+    test::failing_allocation = 0;
+    result.allocations = test::allocations - before;
+    MPI_Bcast(&result.allocations, 1, MPI_UINT64_T, victim, MPI_COMM_WORLD);
+    return result;
+  };
+  const auto check_one_outcome = [&](const RunOptions& options, int victim, std::uint64_t n,
+                                     bool stays_lost) {
+    INFO("allocation " << n << " of rank " << victim << " fails, and "
+                       << (stays_lost ? "all after it" : "no other"));
+    Run run(options);
+    const std::uint64_t before = run.digest();
+    Result result = step_without_memory(run, victim, n, stays_lost);
+    if (!result.verdict) {
+      CHECK(run.topology.rank() == victim);
+      CHECK_THROWS_AS(run.coordinator->open_window(), InvalidArgument);
+      result.verdict = Verdict{VerdictKind::halt, Reason::window_failed, {}, 0, false};
+    }
+    CHECK(agreed(static_cast<std::uint64_t>(result.verdict->kind)));
+    CHECK(agreed(static_cast<std::uint64_t>(result.verdict->reason)));
+    CHECK(agreed(run.coordinator->control().digest()));
+    if (result.verdict->kind != VerdictKind::commit) CHECK(run.digest() == before);
+    return result.allocations;
+  };
+
+  for (int victim : {0, world_size() - 1})
+    for (bool stays_lost : {false, true}) {
+      std::uint64_t n = 1;
+      while (check_one_outcome({}, victim, n, stays_lost) >= n) ++n;
+      CHECK(n > 1);
+    }
+
+  // A bad window, until its incident becomes JSON, a library that ends the process when it has no
+  // memory to tidy up with.
+  RunOptions bad;
+  bad.samples = SamplePolicy::drop;
+  bad.faults = {on_rank("nonfinite", 0, "step=0,param=bias,value=inf")};
+  std::uint64_t told = 0;
+  bad.evidence = [&](Interval) {
+    told = test::allocations;
+    return Evidence{};
+  };
+  {
+    Run run(bad);
+    const std::uint64_t before = test::allocations;
+    run.attempt();
+    told -= before;
+  }
+  MPI_Bcast(&told, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+  for (std::uint64_t n = 1, until = told; n <= until; ++n) check_one_outcome(bad, 0, n, false);
 }
 
 TEST_CASE("uneven sample counts give the exact weighted mean")

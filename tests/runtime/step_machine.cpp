@@ -145,7 +145,7 @@ class Job {
     const std::vector<std::uint8_t> has_gradient = {1};
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       ranks_[r].verdicts.push_back(machines[r]->verdict());
-      const ControlState after = machines[r]->fold(has_gradient);
+      const ControlState after = machines[r]->fold(before[r].control, has_gradient);
       check_outcome(before[r], ranks_[r], after);
       ranks_[r].control = after;
     }

@@ -2,7 +2,11 @@
 // Axes, memory domains and what refuses a topology, at every degree that the rank count allows.
 #include "tutti/topology.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -153,4 +157,46 @@ TEST_CASE("errors are returned on the duplicates only")
     CHECK(text.find("topology.cpp:") != std::string::npos);
   }
   topology.close();
+}
+
+namespace {
+
+/// What `work` writes to standard error.
+template <class Work>
+std::string standard_error_of(Work&& work)
+{
+  std::FILE* const file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  const int saved = dup(STDERR_FILENO);
+  dup2(fileno(file), STDERR_FILENO);
+  work();
+  std::fflush(stderr);
+  dup2(saved, STDERR_FILENO);
+  close(saved);
+  std::string text(static_cast<std::size_t>(lseek(fileno(file), 0, SEEK_END)), '\0');
+  std::rewind(file);
+  CHECK(std::fread(text.data(), 1, text.size(), file) == text.size());
+  std::fclose(file);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("what is not closed says so, once, and not while an exception unwinds")
+{
+  CHECK(standard_error_of([] {
+          Topology closed(MPI_COMM_WORLD);
+          closed.close();
+          try {
+            Topology unwound(MPI_COMM_WORLD);
+            throw std::runtime_error("the words that count");
+          } catch (const std::runtime_error&) {
+            return;
+          }
+        }).empty());
+  const std::string text = standard_error_of([] { Topology left_open(MPI_COMM_WORLD); });
+  CHECK(text == "tutti: rank " + std::to_string(world_rank()) +
+                    ": a Topology is left open (what it holds of MPI is freed by all ranks "
+                    "together, not by a destructor); call close() on all ranks before it goes\n");
+  CHECK(standard_error_of([] { Topology another(MPI_COMM_WORLD); }).empty());
 }

@@ -28,6 +28,10 @@ struct RepeatOffender {
   bool operator==(const RepeatOffender&) const = default;
 };
 
+/// Of the last `window` (at most 64) of all `attempts`, as many as there were, the share that was
+/// skipped; `history` as in ControlState.
+double skip_rate(std::uint64_t history, std::uint64_t attempts, std::uint64_t window);
+
 struct ControlState {
   std::uint64_t step = 0;     ///< committed updates
   std::uint64_t attempt = 0;  ///< attempts made, committed or not
@@ -44,8 +48,9 @@ struct ControlState {
   std::vector<ParameterClock> clocks;     ///< all participants' parameters, in order
   std::uint64_t pending_save = 0;         ///< id of a background save in flight; 0: none
 
-  /// Of the last `window` (at most 64) attempts, as many as there were, the share that was skipped.
   double skip_rate(std::uint64_t window) const;
+  /// Room for what one attempt adds: after it, fold (decide.hpp) allocates nothing.
+  void make_room();
   std::uint64_t digest() const;
   bool operator==(const ControlState&) const = default;
 };

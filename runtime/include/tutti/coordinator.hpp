@@ -46,7 +46,8 @@ struct Outcome {
   Failure save_failure;
   double skip_rate = 0;  ///< share of the last Policy::skip_window attempts, this one included
   std::string message;   ///< one sentence for people; empty on Commit
-  /// Where it broke, with all that is known; nothing on Commit.
+  /// Where it broke, with all that is known; nothing on Commit, nor (and no message) on a rank
+  /// without memory for it.
   std::shared_ptr<const Incident> incident;
   bool committed() const { return verdict.kind == VerdictKind::commit; }
 };
@@ -220,10 +221,12 @@ class Coordinator {
   std::vector<Participant*> participants_;
   CoordinatorOptions options_;
   ControlState control_;
+  ControlState next_control_;  ///< what a step's fold works in, so that it needs no memory
   std::unique_ptr<Transport> transport_;
   std::vector<std::uint8_t> has_gradient_;
   std::uint64_t agreed_configuration_ = 0, agreed_plan_ = 0;  ///< what the ballots carry of them
   std::function<SaveReport()> save_report_;
+  std::vector<std::uint64_t> accounts_;  ///< of all ranks, when a window is computed again
   std::string checkpoint_;
   std::uint64_t checkpoint_step_ = 0, incidents_ = 0;
   bool window_open_ = false, halted_ = false, broken_ = false;

@@ -40,8 +40,8 @@ class StepMachine {
   void voted(const Ballot& sum);
   void confirmed(const Confirm& sum);
 
-  /// The control state after the step; `before` unless it is done.
-  ControlState fold(std::span<const std::uint8_t> has_gradient) const;
+  /// The control state after the step, from a copy of `before`; that copy unless the step is done.
+  ControlState fold(ControlState state, std::span<const std::uint8_t> has_gradient) const;
 
  private:
   const Policy& policy_;

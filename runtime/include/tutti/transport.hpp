@@ -23,7 +23,7 @@ class Transport {
   virtual void combine(Ballot& ballot, std::span<std::uint8_t> has_gradient) = 0;
   virtual void combine(Confirm& confirm) = 0;
   // Only after a verdict that all ranks know:
-  /// `text` of `root` on all ranks, whole.
+  /// `text` of `root` on all ranks, whole; empty on a rank without memory for it.
   virtual void share(std::string& text, int root) = 0;
   /// `all` is what each rank gave as `mine`, in rank order; equal lengths on all ranks.
   virtual void gather(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all) = 0;
