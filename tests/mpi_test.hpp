@@ -4,6 +4,12 @@
 #pragma once
 #include <mpi.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tutti/digest.hpp"
+
 namespace tutti::test {
 
 inline int world_rank()
@@ -28,6 +34,24 @@ inline bool on_all_ranks(bool here)
   int all = 0;
   MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   return all == 1;
+}
+
+/// The same value on all ranks? Collective over MPI_COMM_WORLD, past a test's own MPI_Allreduce.
+inline bool agreed(std::uint64_t value)
+{
+  std::uint64_t range[2] = {value, ~value};
+  PMPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+  return range[0] == ~range[1];
+}
+inline bool agreed(const std::string& text) { return agreed(hash_of(text)); }
+
+/// The model-parallel degrees up to 3 that the ranks can be arranged in.
+inline std::vector<int> degrees()
+{
+  std::vector<int> out;
+  for (int m = 1; m <= 3; ++m)
+    if (world_size() % m == 0) out.push_back(m);
+  return out;
 }
 
 }  // namespace tutti::test

@@ -25,7 +25,7 @@ make_root()
   mmdebstrap --quiet --variant=apt --aptopt='Acquire::Check-Valid-Until "false"' \
     ${3:+--include="$3"} "$1" "$2" "$mirror" >"$2.log" 2>&1 ||
     skip "the packages could not be had, see $2.log"
-  # As Debian's installer writes it: without it each start of a program with MPI waits five seconds.
+  # As Debian's installer writes it: without it a program with MPI waits five seconds to start.
   printf '127.0.0.1\tlocalhost\n127.0.1.1\t%s\n' "$(hostname)" >"$2/etc/hosts"
 }
 
@@ -37,9 +37,9 @@ copy_source()
   git archive HEAD | tar -x -C "$1"
 }
 
-# enter_root ROOT SCRIPT NAME [ARG ...]: as sh -c SCRIPT NAME ARG ..., in the environment of a login, but for what
-# says how this machine reaches its mirror. The mounts are in a namespace of their own and end with
-# it; `packages`, where it is exported, is where apt keeps what it fetched.
+# enter_root ROOT SCRIPT NAME [ARG ...]: as sh -c SCRIPT NAME ARG ..., in the environment of a
+# login, but for what says how this machine reaches its mirror. The mounts are in a namespace of
+# their own and end with it; `packages`, where it is exported, is where apt keeps what it fetched.
 enter_root()
 {
   unshare --mount sh -c '

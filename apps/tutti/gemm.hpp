@@ -22,7 +22,8 @@ class Gemm {
   virtual std::string take_failure() { return {}; }
 };
 
-/// OpenBLAS on the host, cuBLAS on a CUDA device. Throws DeviceError if the latter does not start.
+/// OpenBLAS on the host, cuBLAS on a CUDA device. Throws DeviceError if the latter does not start
+/// and std::bad_alloc where OpenBLAS would have no memory to work with.
 std::unique_ptr<Gemm> make_gemm(DeviceKind kind);
 
 namespace detail {

@@ -180,7 +180,7 @@ class HostDevice final : public Device {
   const detail::SimdKernels& kernels_;
   std::size_t threads_;
   std::vector<BlockScan> seen_;  ///< by the threads of the scan that is made
-  std::size_t arrays_ = 0;  ///< large arrays handed out so far
+  std::size_t arrays_ = 0;       ///< large arrays handed out so far
 };
 
 }  // namespace

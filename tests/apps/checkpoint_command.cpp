@@ -14,7 +14,7 @@ using namespace tutti::test;
 TEST_CASE("diff sees a code's own arrays and scalars", "[checkpoint]")
 {
   const SharedDirectory directory;
-  const Topology topology(MPI_COMM_WORLD);
+  Topology topology(MPI_COMM_WORLD);
   Shelf shelf(topology, "adam", set_of({{"w", {3}}}), {"master"});
   Coordinator coordinator(topology, {&shelf}, epoch_of(1000));
   shelf.fill();
@@ -73,4 +73,5 @@ TEST_CASE("diff sees a code's own arrays and scalars", "[checkpoint]")
                  "has no own array or scalar 'none'"));
   MPI_Barrier(MPI_COMM_WORLD);
   coordinator.close();
+  topology.close();
 }

@@ -4,9 +4,13 @@
 #include "mlp.hpp"
 
 #include <cblas.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <new>
 
 #include "catch.hpp"
 #include "mpi_test.hpp"
@@ -241,4 +245,25 @@ TEST_CASE("Initial weights are He-uniform and their values are those of the glob
   CHECK(std::abs(sum / 5000) < 0.01);
   CHECK(squares / 5000 == test::Approx(2.0 / 100).epsilon(0.05));
   CHECK(values != Mlp::initial_values(shape, 2, Mlp::w1));
+}
+
+TEST_CASE("where OpenBLAS would wait for memory for ever there is an error instead")
+{
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  std::size_t pages = 0;  // of address space in use
+  std::ifstream("/proc/self/statm") >> pages;
+  REQUIRE(pages > 0);
+  rlimit tight = before;
+  tight.rlim_cur = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + (64u << 20);
+  REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
+  bool refused = false;
+  try {
+    make_gemm(DeviceKind::host);
+  } catch (const std::bad_alloc&) {
+    refused = true;
+  }
+  setrlimit(RLIMIT_AS, &before);
+  CHECK(refused);
+  CHECK(make_gemm(DeviceKind::host) != nullptr);
 }

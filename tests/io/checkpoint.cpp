@@ -219,7 +219,7 @@ TEST_CASE("another model is refused by name, with all differences")
   if (!job.body.owns_nothing()) CHECK(std::isnan(job.body.array(0)[0]));  // nothing was touched
   job.close();
 
-  const Topology topology(MPI_COMM_WORLD, {.model_parallel = degree()});
+  Topology topology(MPI_COMM_WORLD, {.model_parallel = degree()});
   Shelf adam(topology, "adam", set_of(model()), {"master", "momentum"});
   Shelf sgd(topology, "sgd", set_of({{"head", {7}}}), {"master"});
   Participant* const participants[] = {&adam, &sgd};
@@ -230,6 +230,7 @@ TEST_CASE("another model is refused by name, with all differences")
   CHECK(contains(arrays, "array exp_avg_sq of optimizer 'adam' is extra"));
   CHECK(contains(arrays, "optimizer 'sgd' is missing"));
   CHECK(contains(arrays, "optimizer 'momentum/head' is extra"));
+  topology.close();
 }
 
 TEST_CASE("a checkpoint of other data is refused")

@@ -282,7 +282,7 @@ TEST_CASE("arrays on a device are restored by copies alone")
   Job job(MPI_COMM_WORLD, degree());
   job.fill();
   const fs::path file = job.save(directory.path());
-  const Topology topology(MPI_COMM_WORLD, {.model_parallel = degree()});
+  Topology topology(MPI_COMM_WORLD, {.model_parallel = degree()});
   FarDevice device;
   FarShelf body(topology, device, "adam", set_of(model()),
                 {"master", "exp_avg", "exp_avg_sq", "ema"});
@@ -293,6 +293,7 @@ TEST_CASE("arrays on a device are restored by copies alone")
   head.fetch();
   CHECK(body.wrong() == 0);
   CHECK(head.wrong() == 0);
+  topology.close();
   job.close();
 }
 
@@ -416,7 +417,7 @@ TEST_CASE("weights alone begin a new run, also of another precision and optimize
   const SharedDirectory directory;
   const std::vector<ParameterSpec> specs = {{"w", {9, 700}, Precision::fp16, Placement::split, 1},
                                             {"b", {5}, Precision::fp16}};
-  const Topology topology(MPI_COMM_WORLD, {.model_parallel = degree()});
+  Topology topology(MPI_COMM_WORLD, {.model_parallel = degree()});
   Shelf saved(topology, "adam", set_of(specs), {"master", "exp_avg", "exp_avg_sq"});
   Coordinator coordinator(topology, {&saved}, epoch_of(1000));
   saved.fill();
@@ -454,12 +455,13 @@ TEST_CASE("weights alone begin a new run, also of another precision and optimize
                  "has precision fp16 there and bf16 here"));
   CHECK(restore_checkpoint(file, topology, all, {.change_precision = true}).control.step == 42);
   CHECK(whole.wrong() == 0);
+  topology.close();
 }
 
 TEST_CASE("more ranks than blocks")
 {
   const SharedDirectory directory;
-  const Topology topology(MPI_COMM_WORLD);
+  Topology topology(MPI_COMM_WORLD);
   Shelf saved(topology, "adam", set_of({{"w", {3}}}), {"master"});
   Coordinator coordinator(topology, {&saved}, epoch_of(1000));
   saved.fill();
@@ -471,6 +473,7 @@ TEST_CASE("more ranks than blocks")
   restore_checkpoint(file, topology, participants);
   CHECK(restored.wrong() == 0);
   CHECK(verify_checkpoint(file, MPI_COMM_WORLD).damaged == 0);
+  topology.close();
 }
 
 TEST_CASE("a file tells tools what is in it, in global order")

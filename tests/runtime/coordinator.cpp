@@ -16,6 +16,7 @@
 #include "catch.hpp"
 #include "counted_memory.hpp"
 #include "far_device.hpp"
+#include "mpi_test.hpp"
 #include "nccl_double.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/half.hpp"
@@ -24,7 +25,11 @@
 #include "tutti/transports.hpp"
 
 using namespace tutti;
+using tutti::test::agreed;
+using tutti::test::degrees;
 using tutti::test::nccl_double;
+using tutti::test::world_rank;
+using tutti::test::world_size;
 
 // Every collective that tutti issues is counted through the profiling interface.
 namespace {
@@ -60,37 +65,6 @@ bool nccl_double_runs()
   return true;
 #endif
 }
-
-int world_size()
-{
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-int world_rank()
-{
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-
-std::vector<int> degrees()
-{
-  std::vector<int> out;
-  for (int m = 1; m <= 3; ++m)
-    if (world_size() % m == 0) out.push_back(m);
-  return out;
-}
-
-/// The same value on all ranks?
-bool agreed(std::uint64_t value)
-{
-  std::uint64_t range[2] = {value, ~value};
-  PMPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
-  return range[0] == ~range[1];
-}
-bool agreed(const std::string& text) { return agreed(hash_of(text)); }
 
 /// That of a FarDevice is open to everybody; that of a GPU is as this MPI says.
 bool mpi_reaches_far_memory()

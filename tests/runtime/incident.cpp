@@ -18,18 +18,12 @@
 #include "tutti/sharded_adam.hpp"
 
 using namespace tutti;
+using tutti::test::agreed;
 using tutti::test::world_rank;
 using tutti::test::world_size;
 namespace fs = std::filesystem;
 
 namespace {
-
-bool agreed(const std::string& text)
-{
-  std::uint64_t range[2] = {hash_of(text), ~hash_of(text)};
-  MPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
-  return range[0] == ~range[1];
-}
 
 /// A folder that all ranks share, gone when the test ends.
 struct Scratch {

@@ -15,17 +15,12 @@
 #include "tutti/sharded_adam.hpp"
 
 using namespace tutti;
+using tutti::test::agreed;
+using tutti::test::degrees;
 using tutti::test::world_rank;
 using tutti::test::world_size;
 
 namespace {
-
-bool agreed(const std::string& text)
-{
-  std::uint64_t range[2] = {hash_of(text), ~hash_of(text)};
-  MPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
-  return range[0] == ~range[1];
-}
 
 struct JobOptions {
   int model_parallel = 1;
@@ -138,14 +133,6 @@ Recomputation recomputation_of(const Outcome& outcome)
   CHECK(agreed(to_json(*outcome.incident)));
   CHECK(incident_from_json(to_json(*outcome.incident)) == *outcome.incident);
   return *outcome.incident->recomputation;
-}
-
-std::vector<int> degrees()
-{
-  std::vector<int> out;
-  for (int m = 1; m <= 3; ++m)
-    if (world_size() % m == 0) out.push_back(m);
-  return out;
 }
 
 }  // namespace

@@ -22,9 +22,9 @@ Verdict decide(const Ballot& ballot, const Policy& policy, const ControlState& s
 Verdict conclude(const Verdict& verdict, const Confirm& confirm, const Policy& policy,
                  const ControlState& state, Interval window);
 
-/// The control state after an attempt, from the one before. `has_gradient`: per parameter, some rank
-/// had one. Given as an rvalue with room (ControlState::make_room), it allocates nothing and so
-/// cannot fail.
+/// The control state after an attempt, from the one before. `has_gradient`: per parameter, some
+/// rank had one. Given as an rvalue with room (ControlState::make_room), it allocates nothing and
+/// so cannot fail.
 ControlState fold(ControlState state, const Verdict& verdict, const Policy& policy, Interval window,
                   std::span<const std::uint8_t> has_gradient);
 
