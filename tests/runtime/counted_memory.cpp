@@ -11,6 +11,7 @@ std::atomic<std::uint64_t> allocations{0};
 std::atomic<std::uint64_t> failing_allocation{0};
 std::atomic<bool> memory_stays_lost{false};
 
+#ifndef __SANITIZE_ADDRESS__
 namespace {
 
 void* checked(void* (*allocate)(std::size_t bytes, std::size_t alignment), std::size_t bytes,
@@ -25,8 +26,10 @@ void* checked(void* (*allocate)(std::size_t bytes, std::size_t alignment), std::
 }
 
 }  // namespace
+#endif
 }  // namespace tutti::test
 
+#ifndef __SANITIZE_ADDRESS__
 void* operator new(std::size_t bytes)
 {
   return tutti::test::checked(
@@ -45,3 +48,4 @@ void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+#endif
