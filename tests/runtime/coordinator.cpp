@@ -654,7 +654,6 @@ TEST_CASE("gradients that are absent: zero where some rank has one, untouched wh
   }
 }
 
-#ifndef __SANITIZE_ADDRESS__  // which has operators new of its own
 TEST_CASE("a committed step allocates nothing")
 {
   for (UpdateMode mode : {UpdateMode::staged, UpdateMode::in_place})
@@ -758,7 +757,6 @@ TEST_CASE("a rank that runs out of memory anywhere in a step: one outcome for al
   MPI_Bcast(&told, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
   for (std::uint64_t n = 1, until = told; n <= until; ++n) check_one_outcome(bad, 0, n, false);
 }
-#endif
 
 TEST_CASE("uneven sample counts give the exact weighted mean")
 {

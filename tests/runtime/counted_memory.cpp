@@ -11,7 +11,6 @@ std::atomic<std::uint64_t> allocations{0};
 std::atomic<std::uint64_t> failing_allocation{0};
 std::atomic<bool> memory_stays_lost{false};
 
-#ifndef __SANITIZE_ADDRESS__
 namespace {
 
 void* checked(void* (*allocate)(std::size_t bytes, std::size_t alignment), std::size_t bytes,
@@ -26,15 +25,23 @@ void* checked(void* (*allocate)(std::size_t bytes, std::size_t alignment), std::
 }
 
 }  // namespace
-#endif
 }  // namespace tutti::test
 
-#ifndef __SANITIZE_ADDRESS__
 void* operator new(std::size_t bytes)
 {
   return tutti::test::checked(
       [](std::size_t size, std::size_t) { return std::malloc(std::max<std::size_t>(size, 1)); },
       bytes, 0);
+}
+// Of the C++ library's own, which a sanitizer has another of: what it gives comes back to the
+// operator delete below.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept
+{
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment)
 {
@@ -48,4 +55,3 @@ void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-#endif
