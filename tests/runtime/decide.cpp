@@ -3,10 +3,13 @@
 // reasons in order of precedence; and fold(): what each verdict may move, and nothing else.
 #include "tutti/decide.hpp"
 
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "catch.hpp"
+#include "tutti/digest.hpp"
 
 using namespace tutti;
 
@@ -285,6 +288,26 @@ TEST_CASE("schedules: warm-up, then constant, linear or cosine, by committed ste
   schedule.kind = ScheduleKind::cosine;
   REQUIRE(std::abs(schedule.factor(9) - 0.55) < 1e-15);
   REQUIRE(schedule.factor(6) > 0.9);
+}
+
+TEST_CASE("the cosine schedule is the cosine, and has the same bits on every machine")
+{
+  LearningRateSchedule schedule;
+  schedule.kind = ScheduleKind::cosine;
+  schedule.horizon = 100000;
+  std::uint64_t bits = 0;
+  double before = 1;
+  for (std::uint64_t step = 0; step <= schedule.horizon; ++step) {
+    const double x = static_cast<double>(step) / 100000;
+    const double factor = schedule.factor(step);
+    REQUIRE(std::abs(factor - (1 + std::cos(std::numbers::pi * x)) / 2) <= 4e-16);
+    REQUIRE(factor <= before);
+    before = factor;
+    bits = mix64(bits, std::bit_cast<std::uint64_t>(factor));
+  }
+  REQUIRE(schedule.factor(0) == 1);
+  REQUIRE(schedule.factor(schedule.horizon) == 0);
+  REQUIRE(bits == 0xdb66b33ca3567474);
 }
 
 TEST_CASE("more skips among the last attempts than allowed halt, once so many were made")

@@ -11,7 +11,7 @@ enum class ScheduleKind : std::uint8_t { constant, linear, cosine };
 
 /// factor(s) = (s+1)/(warmup+1) while s < warmup; then 1 (constant), or a decay to `final_factor`
 /// at `horizon`: linear, or cosine: final + (1 - final) (1 + cos(pi x)) / 2 (Loshchilov & Hutter
-/// 2017, without restarts).
+/// 2017, without restarts). The same bits on every machine: IEEE + - * / only.
 struct LearningRateSchedule {
   ScheduleKind kind = ScheduleKind::constant;
   std::uint64_t warmup = 0;
