@@ -6,7 +6,7 @@
 
 #include "tutti/coordinator.hpp"
 #include "tutti/error.hpp"
-#include "tutti/mpi_check.hpp"
+#include "tutti/first_text.hpp"
 
 namespace tutti::apps {
 
@@ -21,9 +21,6 @@ ExitCode exit_code_of(const std::exception& error)
 
 void collectively(MPI_Comm communicator, const std::function<void()>& work)
 {
-  int rank = 0, size = 1;
-  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
   std::string message;
   int code = 0;
   try {
@@ -39,16 +36,10 @@ void collectively(MPI_Comm communicator, const std::function<void()>& work)
     code = static_cast<int>(exit_code_of(error));
     message = error.what();
   }
-  int first = code == 0 ? size : rank;
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, communicator),
-            "MPI_Allreduce");
-  if (first == size) return;
-  int head[2] = {code, static_cast<int>(message.size())};
-  check_mpi(MPI_Bcast(head, 2, MPI_INT, first, communicator), "MPI_Bcast");
-  message.resize(static_cast<std::size_t>(head[1]));
-  check_mpi(MPI_Bcast(message.data(), head[1], MPI_CHAR, first, communicator), "MPI_Bcast");
+  const int first = first_text(communicator, code, message);
+  if (first < 0) return;
   const bool names_rank = first == 0 || message.rfind("rank ", 0) == 0;
-  throw Refusal(static_cast<ExitCode>(head[0]),
+  throw Refusal(static_cast<ExitCode>(code),
                 names_rank ? message : fmt::format("rank {}: {}", first, message));
 }
 

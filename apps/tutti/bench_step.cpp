@@ -378,8 +378,7 @@ ExitCode bench_step(const BenchConfig& c)
     if (c.guard_blocks > 0)
       fmt::print(
           "guards          {:9.4f} of a step without watchdog, incidents and digests every {} "
-          "steps "
-          "({} blocks)\n",
+          "steps ({} blocks)\n",
           result["guarded_over_plain"].get<double>(), digest_every, c.guard_blocks);
   }
   bench.close();

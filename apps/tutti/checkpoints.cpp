@@ -10,6 +10,7 @@
 #include "agreement.hpp"
 #include "tutti/checkpoint.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/topology.hpp"
 
@@ -53,12 +54,8 @@ FoundCheckpoint find_checkpoint(const std::string& which, const std::string& fol
           found.path));
     found.configuration = checkpoint_configuration(found.path);
   });
-  for (std::string* text : {&found.path, &found.configuration}) {
-    int length = static_cast<int>(text->size());
-    check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, world), "MPI_Bcast");
-    text->resize(static_cast<std::size_t>(length));
-    check_mpi(MPI_Bcast(text->data(), length, MPI_CHAR, 0, world), "MPI_Bcast");
-  }
+  broadcast_text(world, found.path, 0);
+  broadcast_text(world, found.configuration, 0);
   return found;
 }
 

@@ -40,8 +40,7 @@ Mlp::Mlp(MlpShape shape, MPI_Comm model_axis, std::size_t most_samples, Gemm& ge
   if (units_ == 0)
     throw InvalidArgument(
         "the hidden layer is too small (a model-parallel rank would hold none of it); use more "
-        "hidden "
-        "units");
+        "hidden units");
   for (std::size_t byte = 0; byte < pixel_.size(); ++byte)
     pixel_[byte] = (static_cast<float>(byte) / 255.0f - pixel_mean) / pixel_deviation;
   round_to(shape_.precision, pixel_.data(), pixel_.size());

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "tutti/mpi_check.hpp"
+#include "tutti/first_text.hpp"
 
 namespace tutti::apps {
 namespace {
@@ -117,17 +117,10 @@ double StopRequest::needed() const
 
 std::string StopRequest::agreed_reason(MPI_Comm world) const
 {
-  int rank = 0, size = 1;
-  check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(world, &size), "MPI_Comm_size");
-  int first = reason_.empty() ? size : rank;
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, world), "MPI_Allreduce");
-  if (first == size) return "unknown";  // cannot be: the ballot counted somebody
   std::string reason = reason_;
-  int length = static_cast<int>(reason.size());
-  check_mpi(MPI_Bcast(&length, 1, MPI_INT, first, world), "MPI_Bcast");
-  reason.resize(static_cast<std::size_t>(length));
-  check_mpi(MPI_Bcast(reason.data(), length, MPI_CHAR, first, world), "MPI_Bcast");
+  int has_one = reason.empty() ? 0 : 1;
+  const int first = first_text(world, has_one, reason);
+  if (first < 0) return "unknown";  // cannot be: the ballot counted somebody
   return first == 0 ? reason : fmt::format("rank {}: {}", first, reason);
 }
 

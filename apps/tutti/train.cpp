@@ -28,6 +28,7 @@
 #include "saver.hpp"
 #include "stop_request.hpp"
 #include "tutti/checkpoint_restore.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/tutti.hpp"
 #include "watch.hpp"
@@ -47,14 +48,6 @@ int rank_in(MPI_Comm communicator)
   return rank;
 }
 
-void broadcast(std::string& text, MPI_Comm communicator)
-{
-  int length = static_cast<int>(text.size());
-  check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, communicator), "MPI_Bcast");
-  text.resize(static_cast<std::size_t>(length));
-  check_mpi(MPI_Bcast(text.data(), length, MPI_CHAR, 0, communicator), "MPI_Bcast");
-}
-
 /// All ranks must have been told the same, but for what is a rank's own matter: they may have been
 /// started with different flags, environments or files.
 void agree_on_options(const OptionTable& table, MPI_Comm world)
@@ -62,7 +55,7 @@ void agree_on_options(const OptionTable& table, MPI_Comm world)
   const auto agreed = [](const Option& option) { return option.role != Role::local; };
   const nlohmann::json mine = table.json(agreed);
   std::string text = mine.dump();
-  broadcast(text, world);
+  broadcast_text(world, text, 0);
   collectively(world, [&] {
     const nlohmann::json root = nlohmann::json::parse(text);
     for (const auto& [name, value] : mine.items())

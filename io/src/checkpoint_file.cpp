@@ -15,6 +15,7 @@
 #include "packed.hpp"
 #include "posix_file.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 #include "vote.hpp"
 
@@ -115,7 +116,7 @@ std::vector<std::string> gather_lines(MPI_Comm communicator, const std::vector<s
   check_mpi(MPI_Gatherv(text.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(),
                         MPI_CHAR, 0, communicator),
             "MPI_Gatherv");
-  broadcast(communicator, all);
+  broadcast_text(communicator, all, 0);
   std::vector<std::string> lines;
   for (std::size_t at = 0; at < all.size() && lines.size() < most;) {
     const std::size_t end = all.find('\0', at);

@@ -9,6 +9,7 @@
 #include "hdf5.hpp"
 #include "tutti/checkpoint_restore.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 #include "vote.hpp"
 
 namespace tutti {
@@ -49,7 +50,7 @@ std::optional<fs::path> latest_checkpoint(const fs::path& directory, const Topol
     answer = nlohmann::json{{"found", found}, {"refused", reasons}}.dump(
         -1, ' ', false, nlohmann::json::error_handler_t::replace);
   });
-  broadcast(topology.world(), answer);
+  broadcast_text(topology.world(), answer, 0);
   const nlohmann::json heard = nlohmann::json::parse(answer);
   if (refused != nullptr)
     for (const nlohmann::json& reason : heard.at("refused"))

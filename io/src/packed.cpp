@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "tutti/first_text.hpp"
 #include "vote.hpp"
 
 namespace tutti::detail {
@@ -43,9 +44,9 @@ Contents read_and_share(const std::filesystem::path& path, MPI_Comm communicator
 {
   std::string text;
   on_rank_zero(communicator, [&] { text = packed(read_contents(path).metadata); });
-  broadcast(communicator, text);
+  broadcast_text(communicator, text, 0);
   std::string where = path.string();
-  broadcast(communicator, where);
+  broadcast_text(communicator, where, 0);
   std::optional<Contents> contents;
   on_all_ranks(communicator, [&] { contents.emplace(where, unpacked(text)); });
   return std::move(*contents);

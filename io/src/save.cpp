@@ -17,6 +17,7 @@
 #include "retention.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 #include "vote.hpp"
 
@@ -240,7 +241,7 @@ void Save::create()
     hidden_.emplace(directory_, final_.filename().string());
     temporary = hidden_->path().string();
   });
-  broadcast(world_, temporary);
+  broadcast_text(world_, temporary, 0);
   temporary_ = temporary;
   on_rank_zero(world_, [&] { create_skeleton(); });
   std::size_t arrays = payload_->own.size();

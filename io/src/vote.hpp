@@ -18,7 +18,4 @@ void on_all_ranks(MPI_Comm communicator, const std::function<void()>& work);
 /// names the rank: anything else is a judgement that any rank would have come to.
 void on_rank_zero(MPI_Comm communicator, const std::function<void()>& work);
 
-/// Collective: the text of rank 0 on all ranks.
-void broadcast(MPI_Comm communicator, std::string& text);
-
 }  // namespace tutti::detail

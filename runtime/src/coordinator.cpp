@@ -13,7 +13,10 @@
 #include <new>
 #include <utility>
 
+#include "all_or_throw.hpp"
+#include "guarded.hpp"
 #include "incident_report.hpp"
+#include "suspect_window.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/fp_environment.hpp"
 #include "tutti/mpi_check.hpp"
@@ -22,16 +25,42 @@
 namespace tutti {
 namespace {
 
-/// Losses beyond this are no numbers to average; also the range of the exact sum.
-constexpr double largest_loss = 1e90;
-
-/// What one rank tells the others of a window that is computed again.
-struct Account {
-  std::uint64_t first = 0, again = 0;  ///< digests
-  std::uint64_t first_finite = 0, again_finite = 0;
-  std::uint64_t arithmetic = 0, failed = 0;
-};
-using AccountWords = std::array<std::uint64_t, sizeof(Account) / sizeof(std::uint64_t)>;
+void validate(const std::vector<Participant*>& participants, const CoordinatorOptions& options)
+{
+  for (std::size_t i = 0; i < participants.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (participants[i]->name() == participants[j]->name())
+        throw InvalidArgument(fmt::format(
+            "optimizers {} and {} are both named '{}' (checkpoints and incidents tell them apart "
+            "by name); give each a name of its own",
+            j, i, participants[i]->name()));
+  const auto refuse_unless = [](bool holds, const char* what, double value, const char* range) {
+    if (!holds)
+      throw InvalidArgument(
+          fmt::format("{} = {} is refused (not {}); give a value in range", what, value, range));
+  };
+  const auto positive = [](double value) { return value > 0 && std::isfinite(value); };
+  const Policy& policy = options.policy;
+  const LossScaling& scaling = policy.scaling;
+  refuse_unless(options.window_samples > 0, "window samples", 0, "at least 1");
+  refuse_unless(options.micro_batches > 0, "micro-batches", 0, "at least 1");
+  refuse_unless(policy.max_norm >= 0, "max_norm", policy.max_norm, ">= 0");
+  refuse_unless(policy.max_skip_rate >= 0 && policy.max_skip_rate <= 1, "max_skip_rate",
+                policy.max_skip_rate, "in [0, 1]");
+  refuse_unless(policy.skip_window >= 1 && policy.skip_window <= 64, "skip_window",
+                static_cast<double>(policy.skip_window), "in [1, 64]");
+  if (!scaling.enabled) return;
+  refuse_unless(positive(scaling.initial), "initial loss scale", scaling.initial, "finite and > 0");
+  refuse_unless(scaling.growth_factor >= 1 && std::isfinite(scaling.growth_factor), "growth factor",
+                scaling.growth_factor, "finite and >= 1");
+  refuse_unless(scaling.backoff_factor > 0 && scaling.backoff_factor <= 1, "back-off factor",
+                scaling.backoff_factor, "in (0, 1]");
+  refuse_unless(scaling.growth_interval > 0, "growth interval", 0, "at least 1");
+  refuse_unless(scaling.minimum >= 0 && scaling.minimum <= scaling.initial, "minimum loss scale",
+                scaling.minimum, "between 0 and the initial one");
+  refuse_unless(scaling.maximum == 0 || scaling.maximum >= scaling.initial, "maximum loss scale",
+                scaling.maximum, "0 or at least the initial one");
+}
 
 /// Seconds since the last lap, added to one phase after the other.
 class Laps {
@@ -59,10 +88,13 @@ Interval Window::positions(std::uint32_t micro) const
 
 Interval Window::positions(std::uint32_t micro, int data_rank) const
 {
-  return interval_
-      .part(static_cast<std::uint64_t>(data_rank),
-            static_cast<std::uint64_t>(coordinator_->topology_.data_parallel()))
-      .part(micro, micro_batches_);
+  return part(data_rank).part(micro, micro_batches_);
+}
+
+Interval Window::part(int data_rank) const
+{
+  return interval_.part(static_cast<std::uint64_t>(data_rank),
+                        static_cast<std::uint64_t>(coordinator_->topology_.data_parallel()));
 }
 
 double Window::gradient_scale() const { return loss_scale_ / static_cast<double>(nominal_); }
@@ -113,13 +145,16 @@ Coordinator::Coordinator(const Topology& topology, std::vector<Participant*> par
         "ranks disagree on what is trained ({} to {} optimizers, {} to {} parameters); give every "
         "rank the same optimizers, a rank may own nothing but takes part in each",
         range[0], ~range[2], range[1], ~range[3]));
-  if (options_.window_samples == 0 || options_.micro_batches == 0)
-    throw InvalidArgument(
-        "a window needs samples and micro-batches (one of them is 0); give at least 1");
+  detail::all_or_throw<InvalidArgument>(topology.world(),
+                                        [&] { validate(participants_, options_); });
   agreed_configuration_ = mix64(policy.hash(), options_.configuration_hash);
+  for (const std::uint64_t word :
+       {options_.window_samples, std::uint64_t{options_.micro_batches}, options_.epoch_samples})
+    agreed_configuration_ = mix64(agreed_configuration_, word);
   if (options_.recompute) {  // collective, so all have it or none
     agreed_configuration_ = mix64(agreed_configuration_, hash_of("recompute"));
-    accounts_.resize(static_cast<std::size_t>(topology.size()) * AccountWords().size());
+    accounts_.resize(static_cast<std::size_t>(topology.size()) *
+                     SuspectWindow::AccountWords().size());
   }
   for (const Participant* participant : participants_) {
     agreed_configuration_ = mix64(agreed_configuration_, participant->configuration_hash());
@@ -172,30 +207,6 @@ void Coordinator::resume(const ControlState& control)
 }
 
 // --- the window --------------------------------------------------------------------------------
-
-template <class Work>
-void Coordinator::guarded(Phase phase, Failure& failure, std::string& text, Work&& work)
-{
-  const auto flag = [&](std::int64_t code, const std::string& what) {
-    if (failure.exists()) return;
-    failure = {static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(topology_.rank()),
-               code};
-    text = what;
-  };
-  try {
-    work();
-  } catch (const MpiError&) {
-    throw;  // cannot be voted on
-  } catch (const Error& error) {
-    flag(static_cast<std::int64_t>(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    flag(static_cast<std::int64_t>(ErrorCode::device), "out of memory");
-  } catch (const std::exception& error) {
-    flag(0, error.what());
-  } catch (...) {
-    flag(0, "an exception that is not a std::exception");
-  }
-}
 
 std::vector<const Fault*> Coordinator::firing(FaultKind kind) const
 {
@@ -272,7 +283,7 @@ Window Coordinator::open_window()
   window.loss_scale_ = control_.loss_scale;
   window_open_ = true;
   enter(Phase::window, 0);
-  guarded(Phase::window, window.failure_, window.failure_text_, [&] {
+  detail::guarded(Phase::window, topology_.rank(), window.failure_, window.failure_text_, [&] {
     window.micro_losses_.reserve(window.micro_batches_);
     for (Participant* participant : participants_) participant->open();
     for (const Fault* fault : firing(FaultKind::bitflip))
@@ -290,8 +301,8 @@ Window Coordinator::open_window()
 void Coordinator::take_micro_batch(Window& window)
 {
   enter(Phase::window, window.next_micro_);
-  guarded(Phase::window, window.failure_, window.failure_text_,
-          [&] { accumulate(window.next_micro_, window.micro_losses_.back().sum, false); });
+  detail::guarded(Phase::window, topology_.rank(), window.failure_, window.failure_text_,
+                  [&] { accumulate(window.next_micro_, window.micro_losses_.back().sum, false); });
   const std::uint32_t next = window.next_micro_ + 1;
   enter(Phase::window, next < window.micro_batches_ ? next : ~0u);
 }
@@ -480,16 +491,7 @@ class Coordinator::Attempt {
   template <class Work>
   void locally(Phase phase, Work&& work)
   {
-    locally(phase, failure_, text_, work);
-  }
-  template <class Work>
-  void locally(Phase phase, Failure& failure, std::string& text, Work&& work)
-  {
-    c_.enter(phase);
-    c_.guarded(phase, failure, text, [&] {
-      c_.reach(phase);
-      work();
-    });
+    c_.locally(phase, failure_, text_, work);
   }
 
   void inspect()
@@ -540,7 +542,7 @@ class Coordinator::Attempt {
         ballot_.save_failure = {static_cast<std::uint32_t>(Phase::save_payload), rank, save.code};
     }
 
-    const bool finite_loss = std::abs(window_.loss_sum_) <= largest_loss;  // false for NaN
+    const bool finite_loss = is_finite_loss(window_.loss_sum_);
     if (!finite_loss) {
       ballot_.nonfinite_losses = 1;
       Offender loss;
@@ -550,7 +552,7 @@ class Coordinator::Attempt {
       double value = window_.loss_sum_;
       for (std::size_t micro = window_.micro_losses_.size(); micro-- > 0;) {
         const double sum = window_.micro_losses_[micro].sum;
-        if (std::abs(sum) <= largest_loss) continue;
+        if (is_finite_loss(sum)) continue;
         loss.micro = static_cast<std::uint32_t>(micro);
         value = sum;
       }
@@ -576,10 +578,8 @@ class Coordinator::Attempt {
                              c_.options_,
                              c_.control_,
                              ballot_,
-                             window_.interval_,
-                             window_.nominal_,
+                             window_,
                              samples_,
-                             window_.micro_batches_,
                              c_.checkpoint_,
                              c_.checkpoint_step_,
                              failed_here_.exists() ? std::move(text_) : std::string(),
@@ -604,8 +604,9 @@ class Coordinator::Attempt {
           at.micro_losses.push_back(micro.sum / static_cast<double>(micro.samples));
         detail::add_own_facts(at, outcome, incident, arrays);
       });
-    if (c_.options_.recompute && blames_a_window(outcome))
-      incident.recomputation = compute_again(static_cast<int>(outcome.offender.rank));
+    SuspectWindow suspect(c_, window_);
+    if (c_.options_.recompute && suspect.is_to_blame(outcome))
+      incident.recomputation = suspect.compute_again(static_cast<int>(outcome.offender.rank));
     std::string text;
     noting([&] {
       incident.message = detail::message_of(at, outcome, incident);
@@ -625,134 +626,6 @@ class Coordinator::Attempt {
       outcome.incident = std::make_shared<const Incident>(std::move(incident));
       outcome.message = outcome.incident->message;
     });
-  }
-
-  /// Whether the verdict is about something that one rank came to from its samples; the same on all
-  /// ranks, also where they were not started alike.
-  bool blames_a_window(const Outcome& outcome) const
-  {
-    const Offender& offender = outcome.offender;
-    if (!offender.exists() || outcome.failure.exists() ||
-        outcome.verdict.reason == Reason::control_mismatch ||
-        outcome.verdict.reason == Reason::replica_mismatch ||
-        offender.rank >= static_cast<std::uint32_t>(c_.topology_.size()))
-      return false;
-    const auto stage = static_cast<Stage>(offender.stage);
-    return stage < Stage::exchange ||
-           (stage == Stage::exchange &&
-            c_.participants_[offender.participant]->knows_contributors());
-  }
-
-  /// Collective: the window of the data-parallel group of rank `suspect` once more, there and on
-  /// the next group. What was contributed is overwritten.
-  Recomputation compute_again(int suspect)
-  {
-    const Topology& topology = c_.topology_;
-    const int model = topology.model_parallel();
-    const int group = suspect / model, next = (group + 1) % topology.data_parallel();
-    Account own;
-    own.arithmetic = hash_of(c_.options_.arithmetic);
-    Failure failure;
-    std::string text;
-    if (topology.data_rank() == group)
-      locally(Phase::recompute, failure, text, [&] {
-        std::vector<double> losses;
-        for (const auto& micro : window_.micro_losses_) losses.push_back(micro.sum);
-        digest(losses, own.first, own.first_finite);
-      });
-    if (topology.data_rank() == group || topology.data_rank() == next) {
-      std::vector<double> losses = compute(group, failure, text);
-      locally(Phase::recompute, failure, text,
-              [&] { digest(losses, own.again, own.again_finite); });
-    }
-    own.failed = failure.exists() ? 1 : 0;
-    return agree_on_cause(own, suspect, next * model + suspect % model, std::move(text));
-  }
-
-  /// Collective over the model axis: the passes of a data-parallel group's window, on this rank;
-  /// the losses' sums. Every pass is made, whatever fails.
-  std::vector<double> compute(int group, Failure& failure, std::string& text)
-  {
-    std::vector<double> losses;
-    c_.guarded(Phase::recompute, failure, text, [&] {
-      losses.reserve(window_.micro_batches_);
-      for (Participant* participant : c_.participants_) participant->open();
-    });
-    for (std::uint32_t micro = 0; micro < window_.micro_batches_; ++micro) {
-      c_.enter(Phase::recompute, micro);
-      c_.guarded(Phase::recompute, failure, text, [&] {
-        double loss =
-            c_.options_.recompute(window_.positions(micro, group), window_.gradient_scale());
-        c_.accumulate(micro, loss, true);
-        losses.push_back(loss);
-      });
-    }
-    c_.guarded(Phase::recompute, failure, text, [&] {
-      for (Participant* participant : c_.participants_) participant->close();
-    });
-    return losses;
-  }
-
-  /// Of what this rank contributes.
-  void digest(const std::vector<double>& losses, std::uint64_t& out, std::uint64_t& finite)
-  {
-    finite = 1;
-    for (const double loss : losses) {
-      out = mix64(out, std::bit_cast<std::uint64_t>(loss));
-      if (!(std::abs(loss) <= largest_loss)) finite = 0;
-    }
-    for (Participant* participant : c_.participants_) {
-      const std::optional<std::uint64_t> nonfinite = participant->digest_contribution(out);
-      if (!nonfinite)
-        throw InvalidArgument(fmt::format(
-            "optimizer {} cannot tell what it contributes (it has no digest_contribution)",
-            participant->name()));
-      if (*nonfinite != 0) finite = 0;
-    }
-  }
-
-  /// Collective.
-  Recomputation agree_on_cause(const Account& own, int suspect, int other, std::string text)
-  {
-    c_.wait();
-    c_.transport_->gather(std::bit_cast<AccountWords>(own), c_.accounts_);
-    const auto of = [&](int rank) {
-      AccountWords record;
-      std::copy_n(c_.accounts_.begin() + rank * static_cast<std::ptrdiff_t>(record.size()),
-                  record.size(), record.begin());
-      return std::bit_cast<Account>(record);
-    };
-    Recomputation result;
-    result.rank = static_cast<std::uint32_t>(suspect);
-    result.other = static_cast<std::uint32_t>(other);
-    for (int rank = 0; rank < c_.topology_.size(); ++rank) {
-      if (of(rank).failed == 0) continue;
-      c_.transport_->share(text, rank);
-      try {
-        result.failure = fmt::format("rank {}: {}", rank, text);
-      } catch (const std::bad_alloc&) {
-        result.failure = "out of memory";
-      }
-      return result;
-    }
-    // A group came to what its model-parallel ranks came to.
-    const int model = c_.topology_.model_parallel();
-    Contribution first{0, true}, again{0, true}, elsewhere{0, true};
-    result.comparable = true;
-    for (int slot = 0; slot < model; ++slot) {
-      const Account here = of(suspect / model * model + slot),
-                    there = of(other / model * model + slot);
-      const auto add = [](Contribution& to, std::uint64_t digest, std::uint64_t finite) {
-        to.digest = mix64(to.digest, digest);
-        to.finite = to.finite && finite != 0;
-      };
-      add(first, here.first, here.first_finite);
-      add(again, here.again, here.again_finite);
-      add(elsewhere, there.again, there.again_finite);
-      result.comparable = result.comparable && here.arithmetic == there.arithmetic;
-    }
-    classify(result, first, again, elsewhere);
-    return result;
   }
 
   Coordinator& c_;

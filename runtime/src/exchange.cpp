@@ -11,12 +11,12 @@
 #include <cstring>
 #include <new>
 
-#include "agree.hpp"
 #include "message_set.hpp"
 #include "nccl_channel.hpp"
 #include "node_memory.hpp"
 #include "rank_label.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 #include "tutti/transports.hpp"
 
@@ -62,8 +62,7 @@ std::string refusal(const Topology& topology, const ShardPlan& plan, const Excha
   if (plan.size() != topology.size() || plan.model_parallel() != topology.model_parallel()) {
     return fmt::format(
         "the shard plan does not fit the ranks (it is for {} x {} data- by model-parallel ranks, "
-        "the "
-        "topology has {} x {}); make the plan from the topology's degrees",
+        "the topology has {} x {}); make the plan from the topology's degrees",
         plan.data_parallel(), plan.model_parallel(), topology.data_parallel(),
         topology.model_parallel());
   }
@@ -85,8 +84,7 @@ std::string refusal(const Topology& topology, const ShardPlan& plan, const Excha
           plan.gradient(p) == ReplicaGradient::partial) {
         return fmt::format(
             "parameter {} has partial gradients on {} model-parallel slots (reduce_scatter sums "
-            "over "
-            "the data-parallel axis only); use the ordered exchange",
+            "over the data-parallel axis only); use the ordered exchange",
             p, plan.model_parallel());
       }
     }
@@ -98,7 +96,7 @@ std::string refusal(const Topology& topology, const ShardPlan& plan, const Excha
 void check_arguments(const Topology& topology, const ShardPlan& plan,
                      const ExchangeOptions& options)
 {
-  std::string reason = detail::first_text(topology.world(), refusal(topology, plan, options));
+  std::string reason = first_text(topology.world(), refusal(topology, plan, options));
   if (!reason.empty()) throw InvalidArgument(reason);
 
   const std::array<unsigned long long, 5> mine{
@@ -114,7 +112,7 @@ void check_arguments(const Topology& topology, const ShardPlan& plan,
         fmt::format("rank {} disagrees with rank 0 on {}; give all ranks the same options",
                     topology.rank(), name[static_cast<std::size_t>(other.first - mine.begin())]);
   }
-  reason = detail::first_text(topology.world(), reason);
+  reason = first_text(topology.world(), reason);
   if (!reason.empty()) throw InvalidArgument(reason);
 }
 
@@ -232,7 +230,7 @@ Exchange::State::State(const Topology& topology_, const ShardPlan& plan_,
         "smaller model",
         rank);
   }
-  failure = detail::first_text(topology.world(), failure);
+  failure = first_text(topology.world(), failure);
   if (!failure.empty()) {
     close();
     throw DeviceError(failure);
@@ -306,8 +304,7 @@ std::string Exchange::State::build()
   if (!received) {
     return fmt::format(
         "rank {}: cannot allocate {} for the contributions of other ranks (out of memory); use "
-        "more "
-        "ranks, or a smaller model",
+        "more ranks, or a smaller model",
         rank, detail::readable_bytes(bytes));
   }
   if (reduces()) {

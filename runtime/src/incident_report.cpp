@@ -55,12 +55,10 @@ void describe_offender(const Circumstances& at, const Offender& offender, Incide
                                        : fmt::format("{}", value);
   incident.count = offender.count;
   if (offender.micro != ~0u) incident.micro = offender.micro;
-  // As Window::positions, of the rank that it came from.
-  const auto data_rank = offender.rank / static_cast<std::uint32_t>(at.topology.model_parallel());
-  incident.positions =
-      at.window.part(data_rank, static_cast<std::uint64_t>(at.topology.data_parallel()));
-  if (incident.micro && *incident.micro < at.micro_batches)
-    incident.positions = incident.positions.part(*incident.micro, at.micro_batches);
+  const int data_rank = static_cast<int>(offender.rank) / at.topology.model_parallel();
+  incident.positions = incident.micro && *incident.micro < at.window.micro_batches()
+                           ? at.window.positions(*incident.micro, data_rank)
+                           : at.window.part(data_rank);
   if (offender.participant >= at.participants.size()) return;
   const Participant& participant = *at.participants[offender.participant];
   if (offender.parameter >= participant.parameters()) {
@@ -118,7 +116,7 @@ Incident known_to_all(const Circumstances& at, const Outcome& outcome)
   incident.checkpoint_step = at.checkpoint_step;
   incident.data_parallel = static_cast<std::uint32_t>(at.topology.data_parallel());
   incident.model_parallel = static_cast<std::uint32_t>(at.topology.model_parallel());
-  incident.micro_batches = at.micro_batches;
+  incident.micro_batches = at.window.micro_batches();
   incident.configuration = at.options.configuration;
   if (verdict.reason == Reason::control_mismatch) {
     incident.mismatch = name_of(verdict.field);

@@ -17,10 +17,8 @@ struct Circumstances {
   const CoordinatorOptions& options;
   const ControlState& control;  ///< before the attempt
   const Ballot& ballot;         ///< summed
-  Interval window;
-  std::uint64_t nominal = 1;  ///< samples of the window
+  const Window& window;
   std::uint64_t samples = 1;  ///< that were presented
-  std::uint32_t micro_batches = 1;
   const std::string& checkpoint;
   std::uint64_t checkpoint_step = 0;
   std::string failure;               ///< of this rank, if it failed
@@ -29,7 +27,7 @@ struct Circumstances {
   /// By what a summed, scaled gradient is multiplied.
   double unscale(double loss_scale) const
   {
-    return static_cast<double>(nominal) / static_cast<double>(samples) / loss_scale;
+    return static_cast<double>(options.window_samples) / static_cast<double>(samples) / loss_scale;
   }
 };
 

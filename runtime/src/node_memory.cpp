@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "agree.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 
 namespace tutti::detail {
@@ -52,6 +52,16 @@ bool reserve_pages(std::byte* begin, std::size_t bytes)
 }
 
 }  // namespace
+
+std::string readable_bytes(std::size_t bytes)
+{
+  const char* const unit[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return fmt::format("{} bytes", bytes);
+  double value = static_cast<double>(bytes) / 1024;
+  int i = 0;
+  for (; value >= 1024 && i < 5; ++i) value /= 1024;
+  return fmt::format("{:.1f} {}", value, unit[i]);
+}
 
 AlignedBytes allocate_aligned(std::size_t bytes, Device* device) noexcept
 {

@@ -31,6 +31,8 @@ struct Free {
 /// Empty when there is none.
 using AlignedBytes = std::unique_ptr<std::byte[], Free>;
 AlignedBytes allocate_aligned(std::size_t bytes, Device* device = nullptr) noexcept;
+/// "1.5 GiB".
+std::string readable_bytes(std::size_t bytes);
 /// What allocate_aligned takes for so many bytes: at least one page.
 std::size_t whole_pages(std::size_t bytes);
 

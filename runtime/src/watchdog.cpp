@@ -25,7 +25,7 @@
 #include <thread>
 #include <vector>
 
-#include "agree.hpp"
+#include "tutti/first_text.hpp"
 #include "tutti/mpi_check.hpp"
 
 namespace tutti {
@@ -193,9 +193,9 @@ Watchdog::Watchdog(const Topology& topology, WatchdogOptions options)
     if (s.wake < 0) reason = fmt::format("no event handle: {}", std::strerror(errno));
   }
   // Also the barrier after which all lines are written.
-  reason = detail::first_text(
-      topology.world(),
-      reason.empty() ? reason : fmt::format("rank {}: {}", topology.rank(), reason));
+  reason =
+      first_text(topology.world(),
+                 reason.empty() ? reason : fmt::format("rank {}: {}", topology.rank(), reason));
   check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   if (!reason.empty()) {
     s.lines = nullptr;

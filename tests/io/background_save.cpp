@@ -23,8 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-int degree() { return world_size() % 2 == 0 ? 2 : 1; }
-
 /// Uneven, and from three ranks on some own nothing.
 std::vector<double> uneven()
 {
@@ -203,12 +201,6 @@ class FileLimit {
  private:
   rlimit before_ = {};
 };
-
-void on_rank_zero(const std::function<void()>& work)
-{
-  if (world_rank() == 0) work();
-  MPI_Barrier(MPI_COMM_WORLD);
-}
 
 std::string word(const std::string& text, int rank)
 {

@@ -21,24 +21,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-int degree() { return world_size() % 2 == 0 ? 2 : 1; }
-
-/// Rank 0 does something to the disk; then all ranks see it.
-void on_rank_zero(const std::function<void()>& work)
-{
-  if (world_rank() == 0) work();
-  MPI_Barrier(MPI_COMM_WORLD);
-}
-
-void flip(const fs::path& file, std::size_t byte, int bit = 0)
-{
-  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekg(static_cast<std::streamoff>(byte));
-  const char value = static_cast<char>(stream.get() ^ (1 << bit));
-  stream.seekp(static_cast<std::streamoff>(byte));
-  stream.put(value);
-}
-
 /// Byte of the file where the bits of this value lie; npos if there are none.
 std::size_t place_of(const std::string& bytes, float value)
 {

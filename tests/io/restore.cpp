@@ -16,23 +16,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-int degree() { return world_size() % 2 == 0 ? 2 : 1; }
-
-void on_rank_zero(const std::function<void()>& work)
-{
-  if (world_rank() == 0) work();
-  MPI_Barrier(MPI_COMM_WORLD);
-}
-
-void flip(const fs::path& file, std::uint64_t byte)
-{
-  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekg(static_cast<std::streamoff>(byte));
-  const char value = static_cast<char>(stream.get() ^ 8);
-  stream.seekp(static_cast<std::streamoff>(byte));
-  stream.put(value);
-}
-
 /// Where an array of the file lies, by its name in the manifest.
 detail::ArrayPlace place_of(const fs::path& file, std::size_t optimizer, std::size_t array)
 {

@@ -11,6 +11,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -280,6 +281,25 @@ inline bool same_on_all_ranks(const std::string& text)
 inline bool contains(const std::string& text, const std::string& part)
 {
   return text.find(part) != text.npos;
+}
+
+/// Some degree above 1, where the ranks allow it.
+inline int degree() { return world_size() % 2 == 0 ? 2 : 1; }
+
+/// Rank 0 does something to the disk; then all ranks see it.
+inline void on_rank_zero(const std::function<void()>& work)
+{
+  if (world_rank() == 0) work();
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+inline void flip(const std::filesystem::path& file, std::uint64_t byte, int bit = 0)
+{
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(byte));
+  const char value = static_cast<char>(stream.get() ^ (1 << bit));
+  stream.seekp(static_cast<std::streamoff>(byte));
+  stream.put(value);
 }
 
 inline std::string bytes_of_file(const std::filesystem::path& path)

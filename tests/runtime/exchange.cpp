@@ -25,6 +25,9 @@ using tutti::test::world_size;
 
 namespace {
 
+/// Windows whose errors come back, when their epoch begins.
+int windows_returning_errors = 0;
+
 using Method = ExchangeOptions::Method;
 
 // Pieces that end inside a block, an axis shorter than the degree, all precisions and placements.
@@ -322,6 +325,15 @@ std::string common_error(const Setup& setup, ParameterSet parameters)
 
 }  // namespace
 
+// Through the profiling interface, for the window is the library's own.
+extern "C" int MPI_Win_lock_all(int assertion, MPI_Win window)
+{
+  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+  MPI_Win_get_errhandler(window, &handler);
+  windows_returning_errors += handler == MPI_ERRORS_RETURN;
+  return PMPI_Win_lock_all(assertion, window);
+}
+
 TEST_CASE("an owner reads every contribution to its blocks in rank order on every path")
 {
   for (Setup setup : setups()) {
@@ -611,6 +623,14 @@ TEST_CASE("an exchange that cannot be is refused by all ranks with the same word
   const ShardPlan plan(parameters, world_rank() == last ? world_size() + 1 : world_size(), 1);
   CHECK_THROWS_AS(Exchange(topology, plan, {}), InvalidArgument);
   topology.close();
+}
+
+TEST_CASE("a failing call on a window of shared memory comes back, too")
+{
+  windows_returning_errors = 0;
+  Job job(one_block(), {});
+  CHECK(windows_returning_errors == (job.exchange.description().find("shared") == 0));
+  job.close();
 }
 
 TEST_CASE("memory that one rank cannot get is an error of all, and the job goes on")

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -37,6 +38,9 @@ struct SaveReport {
   SaveState state = SaveState::none;
   std::int64_t code = 0;  ///< errno of a failure; 0 where it was not the system's
 };
+
+/// Whether a loss is one to add up: finite, and in the range of the exact sum.
+inline bool is_finite_loss(double loss) { return std::abs(loss) <= 1e90; }  // false for NaN
 
 /// What each rank contributes before anything is mutated. A record of 8-byte words; `Ballot` over
 /// all ranks is the summed ballot.

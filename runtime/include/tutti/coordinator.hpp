@@ -71,8 +71,9 @@ class Window {
   std::uint32_t micro_batches() const { return micro_batches_; }
   /// Sample positions of this rank's data-parallel part in micro-batch `micro`; may be empty.
   Interval positions(std::uint32_t micro) const;
-  /// Those of another data-parallel rank.
+  /// Those of another data-parallel rank, and in all its micro-batches together.
   Interval positions(std::uint32_t micro, int data_rank) const;
+  Interval part(int data_rank) const;
   /// The loss scale; multiply the *sum* of the sample losses by gradient_scale() = scale / nominal
   /// samples before the backward pass.
   double loss_scale() const { return loss_scale_; }
@@ -99,7 +100,6 @@ class Window {
     std::uint64_t samples = 0;
   };
   std::vector<MicroLoss> micro_losses_;
-  bool nonfinite_loss_ = false;
   std::uint64_t samples_ = 0;
   Failure failure_;
   std::string failure_text_;
@@ -153,7 +153,8 @@ struct PhaseTimes {
 
 class Coordinator {
  public:
-  /// Collective over topology.world(). Participants must outlive it.
+  /// Collective over topology.world(). Participants must outlive it. Throws InvalidArgument on all
+  /// ranks if one has options out of range, other participants than the others, or two of one name.
   Coordinator(const Topology& topology, std::vector<Participant*> participants,
               CoordinatorOptions options);
   ~Coordinator();
@@ -203,6 +204,7 @@ class Coordinator {
  private:
   friend class Window;
   class Attempt;
+  class SuspectWindow;
   void require_usable(const char* call) const;
   void take_micro_batch(Window& window);
   /// Local: the gradients of a micro-batch that are in place are taken into the sum, after what the
@@ -213,9 +215,10 @@ class Coordinator {
   void enter(Phase phase, std::uint32_t micro = ~0u) const noexcept;
   void wait() const noexcept;
   bool digests_due(std::uint64_t step) const;
-  /// Runs local work; an exception becomes `failure` and `text` unless there is one already.
+  /// Local work of a phase, with what the fault plan has for it; what it throws becomes `failure`
+  /// and `text` unless there is a failure already.
   template <class Work>
-  void guarded(Phase phase, Failure& failure, std::string& text, Work&& work);
+  void locally(Phase phase, Failure& failure, std::string& text, Work&& work);
 
   const Topology& topology_;
   std::vector<Participant*> participants_;

@@ -57,6 +57,7 @@ struct Update {
 class Participant {
  public:
   virtual ~Participant() = default;
+  /// Its own among a coordinator's participants: checkpoints go by it.
   virtual const std::string& name() const = 0;
   virtual std::size_t parameters() const = 0;
   virtual std::string parameter_name(std::size_t parameter) const = 0;
@@ -95,7 +96,8 @@ class Participant {
 
   /// The arrays as they are now, in the committed state.
   virtual StateView state() = 0;
-  /// Collective: the arrays were overwritten (restore); derive everything else from them.
+  /// Collective: the arrays were overwritten (restore); derive everything else from them. What can
+  /// fail on one rank is agreed on before it throws.
   virtual void restored() = 0;
 
   /// Local, after a bad verdict and before the next window, on the rank that `offender` names: what

@@ -16,14 +16,14 @@
 namespace tutti {
 
 struct AdamOptions {
-  std::string name = "adam";
+  std::string name = "adam";  ///< each of a coordinator's optimizers has its own
   double learning_rate = 1e-3;
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   double weight_decay = 0;
-  bool decoupled = false;  ///< true: AdamW
-  double ema_decay = 0;    ///< 0: no EMA of the master weights
-  UpdateMode update = UpdateMode::staged;
-  std::uint32_t micro_batches = 1;
+  bool decoupled = false;                  ///< true: AdamW
+  double ema_decay = 0;                    ///< 0: no EMA of the master weights
+  UpdateMode update = UpdateMode::staged;  ///< as the policy's
+  std::uint32_t micro_batches = 1;         ///< of a window, as the coordinator's
   bool fp32_wire =
       false;  ///< exchange in fp32 even where one micro-batch would travel as handed in
   bool reduce_scatter = false;  ///< MPI's collective instead of `ordered`
@@ -58,9 +58,10 @@ class ShardedAdam : public Participant {
   /// step().
   const void* weights(std::size_t parameter) const;
 
-  /// Collective: sets initial values. `values(p)` is called once a parameter and must return its
-  /// *global* array in fp32 (row-major), equal on all ranks; each rank keeps what it owns. Moments
-  /// become zero.
+  /// Collective: sets initial values. `values(p)` is called at most once a parameter and returns
+  /// its *global* array in fp32 (row-major), equal on all ranks; each rank keeps what it owns, and
+  /// is not asked for the rest. Moments become zero. Where one rank's `values` throws, or has
+  /// another number of elements, all ranks throw InvalidArgument.
   void initialize(const std::function<std::vector<float>(std::size_t)>& values);
 
   /// Bytes that this rank allocated, and how its exchange works, for the log.
