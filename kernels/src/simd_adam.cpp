@@ -24,25 +24,22 @@ inline constexpr std::int32_t overflow_bits = precision == Precision::fp16   ? 0
                                               : precision == Precision::bf16 ? 0x7f7f8000
                                                                              : 0x7f800000;
 
-/// The new values of one vector of elements.
-struct Updated {
-  Floats gradient, master, exp_avg, exp_avg_sq, ema;
-};
-
-/// The rare case: something in this vector is nonfinite; say where. Not inlined, to stay out of the
-/// hot loop's registers.
+/// The rare case: something in this vector of new values is nonfinite; say where. Not inlined, to
+/// stay out of the hot loop's registers, and by value: what a reference goes to would be stored in
+/// each round of that loop.
 template <Precision precision>
-HWY_NOINLINE void see_vector(LaneAdam& seen, const Updated& x, const AdamScalars& s, bool with_ema,
-                             std::size_t index)
+HWY_NOINLINE void see_vector(LaneAdam& seen, Floats new_gradient, Floats new_master,
+                             Floats new_exp_avg, Floats new_exp_avg_sq, Floats new_ema,
+                             const AdamScalars& s, bool with_ema, std::size_t index)
 {
   const F32 df;
   alignas(64) float gradient[vector_lanes], master[vector_lanes], exp_avg[vector_lanes],
       exp_avg_sq[vector_lanes], ema[vector_lanes];
-  hn::Store(x.gradient, df, gradient);
-  hn::Store(x.master, df, master);
-  hn::Store(x.exp_avg, df, exp_avg);
-  hn::Store(x.exp_avg_sq, df, exp_avg_sq);
-  hn::Store(x.ema, df, ema);
+  hn::Store(new_gradient, df, gradient);
+  hn::Store(new_master, df, master);
+  hn::Store(new_exp_avg, df, exp_avg);
+  hn::Store(new_exp_avg_sq, df, exp_avg_sq);
+  hn::Store(new_ema, df, ema);
   for (std::size_t k = 0; k < vector_lanes; ++k) {
     Stored<precision> stored;
     const std::uint32_t bits = store_element(&stored, precision, 0, master[k]);
@@ -55,6 +52,8 @@ HWY_NOINLINE void see_vector(LaneAdam& seen, const Updated& x, const AdamScalars
 /// a run that fills whole cache lines: interleaved stores to five arrays would leave the
 /// processor's write-combining buffers half full. 32 is one line of 16-bit weights.
 inline constexpr std::size_t tile_elements = 32;
+/// A vector of fp32 is such a run by itself.
+inline constexpr bool vector_is_line = vector_lanes * sizeof(float) == 64;
 
 /// Sends `bytes` (whole 64-byte lines, both sides aligned) past the cache.
 template <std::size_t bytes>
@@ -103,51 +102,57 @@ LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars
 
   LaneAdam seen;
   for (std::size_t i = 0; i < block_elements; i += vector_lanes) {
-    Updated x;
     const auto p = hn::Load(df, master + i);
-    x.gradient = hn::Mul(grad_factor, hn::Load(df, gradient + i));
-    if (coupled) x.gradient = hn::Add(x.gradient, hn::Mul(l2, p));
-    x.exp_avg =
-        hn::Add(hn::Mul(beta1, hn::Load(df, exp_avg + i)), hn::Mul(one_minus_beta1, x.gradient));
-    x.exp_avg_sq = hn::Add(hn::Mul(beta2, hn::Load(df, exp_avg_sq + i)),
-                           hn::Mul(one_minus_beta2, hn::Mul(x.gradient, x.gradient)));
-    const auto denominator = hn::Add(hn::Mul(hn::Sqrt(x.exp_avg_sq), inv_sqrt_bias2), epsilon);
-    x.master = hn::Sub(hn::Mul(decay, p), hn::Mul(step_size, hn::Div(x.exp_avg, denominator)));
+    auto g = hn::Mul(grad_factor, hn::Load(df, gradient + i));
+    if (coupled) g = hn::Add(g, hn::Mul(l2, p));
+    const auto m = hn::Add(hn::Mul(beta1, hn::Load(df, exp_avg + i)), hn::Mul(one_minus_beta1, g));
+    const auto v = hn::Add(hn::Mul(beta2, hn::Load(df, exp_avg_sq + i)),
+                           hn::Mul(one_minus_beta2, hn::Mul(g, g)));
+    const auto denominator = hn::Add(hn::Mul(hn::Sqrt(v), inv_sqrt_bias2), epsilon);
+    const auto w = hn::Sub(hn::Mul(decay, p), hn::Mul(step_size, hn::Div(m, denominator)));
+    auto e = hn::Zero(df);
     if constexpr (with_ema)
-      x.ema = hn::Add(hn::Mul(ema_decay, hn::Load(df, ema + i)),
-                      hn::Mul(one_minus_ema_decay, x.master));
-    else
-      x.ema = hn::Zero(df);
+      e = hn::Add(hn::Mul(ema_decay, hn::Load(df, ema + i)), hn::Mul(one_minus_ema_decay, w));
 
     if constexpr (stream) {
       const std::size_t k = i % tile_elements;
-      hn::Store(x.master, df, tile_master + k);
-      hn::Store(x.exp_avg, df, tile_exp_avg + k);
-      hn::Store(x.exp_avg_sq, df, tile_exp_avg_sq + k);
-      if constexpr (with_ema) hn::Store(x.ema, df, tile_ema + k);
-      store<precision>(x.master, tile_weights + k);
+      if constexpr (vector_is_line) {
+        hn::Stream(w, df, new_master + i);
+        hn::Stream(m, df, new_exp_avg + i);
+        hn::Stream(v, df, new_exp_avg_sq + i);
+        if constexpr (with_ema) hn::Stream(e, df, new_ema + i);
+      } else {
+        hn::Store(w, df, tile_master + k);
+        hn::Store(m, df, tile_exp_avg + k);
+        hn::Store(v, df, tile_exp_avg_sq + k);
+        if constexpr (with_ema) hn::Store(e, df, tile_ema + k);
+      }
+      store<precision>(w, tile_weights + k);
       if (k + vector_lanes == tile_elements) {
         const std::size_t first = i + vector_lanes - tile_elements;
-        stream_lines<sizeof tile_master>(tile_master, new_master + first);
-        stream_lines<sizeof tile_exp_avg>(tile_exp_avg, new_exp_avg + first);
-        stream_lines<sizeof tile_exp_avg_sq>(tile_exp_avg_sq, new_exp_avg_sq + first);
-        if constexpr (with_ema) stream_lines<sizeof tile_ema>(tile_ema, new_ema + first);
+        if constexpr (!vector_is_line) {
+          stream_lines<sizeof tile_master>(tile_master, new_master + first);
+          stream_lines<sizeof tile_exp_avg>(tile_exp_avg, new_exp_avg + first);
+          stream_lines<sizeof tile_exp_avg_sq>(tile_exp_avg_sq, new_exp_avg_sq + first);
+          if constexpr (with_ema) stream_lines<sizeof tile_ema>(tile_ema, new_ema + first);
+        }
         stream_lines<sizeof tile_weights>(tile_weights, weights + first);
       }
     } else {
-      hn::Store(x.master, df, new_master + i);
-      hn::Store(x.exp_avg, df, new_exp_avg + i);
-      hn::Store(x.exp_avg_sq, df, new_exp_avg_sq + i);
-      if constexpr (with_ema) hn::Store(x.ema, df, new_ema + i);
-      store<precision>(x.master, weights + i);
+      hn::Store(w, df, new_master + i);
+      hn::Store(m, df, new_exp_avg + i);
+      hn::Store(v, df, new_exp_avg_sq + i);
+      if constexpr (with_ema) hn::Store(e, df, new_ema + i);
+      store<precision>(w, weights + i);
     }
 
     // A nonfinite gradient makes exp_avg_sq nonfinite, a nonfinite exp_avg does so to master, and a
     // nonfinite master to the weights: looking at exp_avg_sq, weights and ema misses nothing.
-    auto bad = hn::Or(hn::Gt(magnitude_bits(x.exp_avg_sq), largest_number),
-                      hn::Gt(magnitude_bits(x.master), largest_weight));
-    if constexpr (with_ema) bad = hn::Or(bad, hn::Gt(magnitude_bits(x.ema), largest_number));
-    if (HWY_UNLIKELY(!hn::AllFalse(di, bad))) see_vector<precision>(seen, x, s, with_ema, i);
+    auto bad = hn::Or(hn::Gt(magnitude_bits(v), largest_number),
+                      hn::Gt(magnitude_bits(w), largest_weight));
+    if constexpr (with_ema) bad = hn::Or(bad, hn::Gt(magnitude_bits(e), largest_number));
+    if (HWY_UNLIKELY(!hn::AllFalse(di, bad)))
+      see_vector<precision>(seen, g, w, m, v, e, s, with_ema, i);
   }
   return seen;
 }
