@@ -43,13 +43,6 @@ std::string age_text(double seconds)
   return fmt::format("{:.0f} days", seconds / 86400);
 }
 
-std::uint64_t elements_of(const ParameterSpec& spec)
-{
-  std::uint64_t elements = 1;
-  for (const std::size_t extent : spec.shape) elements *= extent;
-  return elements;
-}
-
 // --- ls ------------------------------------------------------------------------------------------
 
 json entry_of(const fs::path& path, const std::string& latest)
@@ -335,7 +328,7 @@ class Difference {
       return;
     }
     constexpr std::uint64_t chunk = std::uint64_t{1} << 20;
-    const std::uint64_t elements = elements_of(one);
+    const std::uint64_t elements = one.elements();
     for (const std::string& array : arrays) {
       ArrayDifference difference;
       for (std::uint64_t first = 0; first < elements; first += chunk) {
@@ -419,9 +412,9 @@ std::string parameter_table(const CheckpointFile::Optimizer& optimizer)
     const std::string placement = spec.placement == Placement::split
                                       ? fmt::format("split along axis {}", spec.split_axis)
                                       : "replicated";
-    text += fmt::format("  {:<{}}  {:>12} elements  {}  {}, [{}]\n", spec.name, width,
-                        elements_of(spec), name_of(spec.precision), placement,
-                        fmt::join(spec.shape, ", "));
+    text +=
+        fmt::format("  {:<{}}  {:>12} elements  {}  {}, [{}]\n", spec.name, width, spec.elements(),
+                    name_of(spec.precision), placement, fmt::join(spec.shape, ", "));
   }
   return text;
 }

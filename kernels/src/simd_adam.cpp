@@ -114,36 +114,28 @@ LaneAdam adam_block(const AdamBlocks& work, std::size_t block, const AdamScalars
     if constexpr (with_ema)
       e = hn::Add(hn::Mul(ema_decay, hn::Load(df, ema + i)), hn::Mul(one_minus_ema_decay, w));
 
-    if constexpr (stream) {
-      const std::size_t k = i % tile_elements;
-      if constexpr (vector_is_line) {
-        hn::Stream(w, df, new_master + i);
-        hn::Stream(m, df, new_exp_avg + i);
-        hn::Stream(v, df, new_exp_avg_sq + i);
-        if constexpr (with_ema) hn::Stream(e, df, new_ema + i);
-      } else {
-        hn::Store(w, df, tile_master + k);
-        hn::Store(m, df, tile_exp_avg + k);
-        hn::Store(v, df, tile_exp_avg_sq + k);
-        if constexpr (with_ema) hn::Store(e, df, tile_ema + k);
-      }
-      store<precision>(w, tile_weights + k);
-      if (k + vector_lanes == tile_elements) {
-        const std::size_t first = i + vector_lanes - tile_elements;
-        if constexpr (!vector_is_line) {
-          stream_lines<sizeof tile_master>(tile_master, new_master + first);
-          stream_lines<sizeof tile_exp_avg>(tile_exp_avg, new_exp_avg + first);
-          stream_lines<sizeof tile_exp_avg_sq>(tile_exp_avg_sq, new_exp_avg_sq + first);
-          if constexpr (with_ema) stream_lines<sizeof tile_ema>(tile_ema, new_ema + first);
-        }
-        stream_lines<sizeof tile_weights>(tile_weights, weights + first);
-      }
+    const std::size_t k = i % tile_elements;
+    if constexpr (stream && vector_is_line) {
+      hn::Stream(w, df, new_master + i);
+      hn::Stream(m, df, new_exp_avg + i);
+      hn::Stream(v, df, new_exp_avg_sq + i);
+      if constexpr (with_ema) hn::Stream(e, df, new_ema + i);
     } else {
-      hn::Store(w, df, new_master + i);
-      hn::Store(m, df, new_exp_avg + i);
-      hn::Store(v, df, new_exp_avg_sq + i);
-      if constexpr (with_ema) hn::Store(e, df, new_ema + i);
-      store<precision>(w, weights + i);
+      hn::Store(w, df, stream ? tile_master + k : new_master + i);
+      hn::Store(m, df, stream ? tile_exp_avg + k : new_exp_avg + i);
+      hn::Store(v, df, stream ? tile_exp_avg_sq + k : new_exp_avg_sq + i);
+      if constexpr (with_ema) hn::Store(e, df, stream ? tile_ema + k : new_ema + i);
+    }
+    store<precision>(w, stream ? tile_weights + k : weights + i);
+    if (stream && k + vector_lanes == tile_elements) {
+      const std::size_t first = i + vector_lanes - tile_elements;
+      if constexpr (!vector_is_line) {
+        stream_lines<sizeof tile_master>(tile_master, new_master + first);
+        stream_lines<sizeof tile_exp_avg>(tile_exp_avg, new_exp_avg + first);
+        stream_lines<sizeof tile_exp_avg_sq>(tile_exp_avg_sq, new_exp_avg_sq + first);
+        if constexpr (with_ema) stream_lines<sizeof tile_ema>(tile_ema, new_ema + first);
+      }
+      stream_lines<sizeof tile_weights>(tile_weights, weights + first);
     }
 
     // A nonfinite gradient makes exp_avg_sq nonfinite, a nonfinite exp_avg does so to master, and a

@@ -5,7 +5,9 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "tutti/digest.hpp"
@@ -53,6 +55,11 @@ Piece piece_of(const ParameterSpec& spec, int model_parallel, int slot)
 }
 
 }  // namespace
+
+std::size_t ParameterSpec::elements() const
+{
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
+}
 
 std::size_t ParameterSet::add(ParameterSpec spec)
 {

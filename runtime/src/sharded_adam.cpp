@@ -13,7 +13,6 @@
 #include <fstream>
 #include <functional>
 #include <new>
-#include <numeric>
 #include <optional>
 
 #include "all_or_throw.hpp"
@@ -239,8 +238,7 @@ void ShardedAdam::initialize(const std::function<std::vector<float>(std::size_t)
     std::vector<float> global, block(block_elements), zeros(block_elements);
     const auto load = [&](std::size_t p) {
       const ParameterSpec& spec = s.parameters[p];
-      const std::size_t expected = std::accumulate(spec.shape.begin(), spec.shape.end(),
-                                                   std::size_t{1}, std::multiplies<>());
+      const std::size_t expected = spec.elements();
       std::string reason;
       try {
         global = values(p);

@@ -37,6 +37,7 @@ class Planned final : public ShardedAdam {
 };
 
 struct Options {
+  Options() { coordinator.window_samples = 8; }
   AdamOptions adam{};
   CoordinatorOptions coordinator{};
   std::uint64_t other_plan = 0;
@@ -51,11 +52,9 @@ struct Job {
     adam = std::make_unique<Planned>(topology, *device, set, options.adam);
     adam->other_plan = options.other_plan;
     adam->initialize([](std::size_t) { return std::vector<float>(elements, 1.0f); });
-    CoordinatorOptions more = options.coordinator;
-    if (more.window_samples == 1) more.window_samples = 8;
     try {
-      coordinator =
-          std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()}, more);
+      coordinator = std::make_unique<Coordinator>(topology, std::vector<Participant*>{adam.get()},
+                                                  options.coordinator);
     } catch (const InvalidArgument& error) {
       refusal = error.what();
     }
@@ -67,7 +66,7 @@ struct Job {
     topology.close();
   }
 
-  /// Of a halt, or nothing.
+  /// Also of a halt.
   Outcome attempt()
   {
     Window window = coordinator->open_window();

@@ -32,6 +32,8 @@ struct ParameterSpec {
   Placement placement = Placement::replicated;
   int split_axis = 0;
   ReplicaGradient gradient = ReplicaGradient::identical;
+  /// Of all slots together.
+  std::size_t elements() const;
 };
 
 /// An ordered list of parameters; the order is the same on all ranks and gives each its index.
