@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Times the three loops that bound a streaming kernel.
+// The three loops that bound a streaming kernel, and what one thread reaches with them.
 #include "tutti/memory_bound.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <memory>
 
 #include "simd.hpp"
 #include "tutti/device.hpp"
@@ -13,18 +12,16 @@
 namespace tutti {
 namespace {
 
-/// Best GB/s of sweeps of `bytes` each, repeated for `seconds`, after one sweep that is not
-/// counted.
-template <class Sweep>
-double best_rate(double bytes, double seconds, const Sweep& sweep)
+/// Best GB/s of one kind of sweep, repeated for `seconds` after one that is not counted.
+double best_rate(MemorySweeps& sweeps, MemorySweeps::Kind kind, double seconds)
 {
   using Clock = std::chrono::steady_clock;
-  sweep();
+  sweeps.sweep(kind);
   double best = 0;
   const auto begin = Clock::now();
   auto last = begin;
   do {
-    sweep();
+    const double bytes = sweeps.sweep(kind);
     const auto now = Clock::now();
     const double taken = std::chrono::duration<double>(now - last).count();
     if (taken > 0) best = std::max(best, bytes / taken * 1e-9);
@@ -35,32 +32,42 @@ double best_rate(double bytes, double seconds, const Sweep& sweep)
 
 }  // namespace
 
+MemorySweeps::MemorySweeps(std::size_t bytes_per_array)
+    : bytes_((std::max(bytes_per_array, std::size_t{1}) + 255) / 256 * 256)
+{
+  const std::shared_ptr<Device> device = make_host_device("");
+  for (Array* array : {&a_, &b_, &c_})
+    *array = Array(static_cast<float*>(device->allocate(bytes_)),
+                   [device](float* p) { device->deallocate(p); });
+}
+
+double MemorySweeps::sweep(Kind kind)
+{
+  const detail::SimdKernels& kernels = detail::simd_kernels().front();
+  const std::size_t count = bytes_ / sizeof(float);
+  const auto size = static_cast<double>(bytes_);
+  switch (kind) {
+    case Kind::copy:
+      std::memcpy(a_.get(), b_.get(), bytes_);
+      return 2 * size;
+    case Kind::multiply:
+      kernels.scale(a_.get(), 1.0f, count);
+      return 2 * size;
+    case Kind::triad:
+      kernels.triad(a_.get(), b_.get(), c_.get(), 1.0f, count);
+      return 3 * size;
+  }
+  return 0;
+}
+
 double MemoryBound::best() const { return std::max({copy, multiply, triad}); }
 
 MemoryBound measure_memory_bounds(std::size_t bytes_per_array, double seconds)
 {
-  const std::size_t bytes = (std::max(bytes_per_array, std::size_t{1}) + 255) / 256 * 256;
-  const std::size_t count = bytes / sizeof(float);
-  const auto device = make_host_device("");
-  const auto allocate = [&] {
-    const auto release = [&](float* p) { device->deallocate(p); };
-    return std::unique_ptr<float, decltype(release)>(static_cast<float*>(device->allocate(bytes)),
-                                                     release);
-  };
-  const auto a = allocate(), b = allocate(), c = allocate();
-  const detail::SimdKernels& kernels = detail::simd_kernels().front();
-  const double size = static_cast<double>(bytes);
-  MemoryBound bound;
-  bound.copy = best_rate(2 * size, seconds / 3, [&] { std::memcpy(a.get(), b.get(), bytes); });
-  bound.multiply = best_rate(2 * size, seconds / 3, [&] { kernels.scale(a.get(), 1.0f, count); });
-  bound.triad = best_rate(3 * size, seconds / 3,
-                          [&] { kernels.triad(a.get(), b.get(), c.get(), 1.0f, count); });
-  return bound;
-}
-
-double measure_memory_bound(std::size_t bytes_per_array, double seconds)
-{
-  return measure_memory_bounds(bytes_per_array, seconds).best();
+  MemorySweeps sweeps(bytes_per_array);
+  return {best_rate(sweeps, MemorySweeps::Kind::copy, seconds / 3),
+          best_rate(sweeps, MemorySweeps::Kind::multiply, seconds / 3),
+          best_rate(sweeps, MemorySweeps::Kind::triad, seconds / 3)};
 }
 
 }  // namespace tutti
