@@ -333,7 +333,9 @@ ExitCode bench_step(const BenchConfig& c)
   std::vector<double> step_seconds, accumulate_seconds;
   std::array<std::vector<double>, phase_names.size()> phase_seconds;
   CommonBound bound(world);
-  std::vector<double> fractions;  // of the bound after the step: memory has its moments
+  // Each step is compared with the bound right after it: memory has its moments.
+  std::vector<double> fractions;
+  nlohmann::ordered_json turns = nlohmann::ordered_json::array();
   for (std::uint64_t s = 0; s < warm_up_steps + c.steps; ++s) {
     const StepBench::Step mine = bench.step(*coordinator);
     const double slowest = over_ranks(mine.boundary, MPI_MAX, world);
@@ -352,7 +354,9 @@ ExitCode bench_step(const BenchConfig& c)
                                                           over_ranks(t.publish, MPI_MAX, world),
                                                           waiting};
     if (s < warm_up_steps) continue;
-    fractions.push_back(bytes * elements / slowest * 1e-9 / bound.measure());
+    const double bound_now = bound.measure();
+    fractions.push_back(bytes * elements / slowest * 1e-9 / bound_now);
+    turns.push_back({{"step_seconds", slowest}, {"bound_gigabytes_per_second", bound_now}});
     step_seconds.push_back(slowest);
     accumulate_seconds.push_back(accumulate);
     for (std::size_t p = 0; p < times.size(); ++p) phase_seconds[p].push_back(times[p]);
@@ -386,6 +390,7 @@ ExitCode bench_step(const BenchConfig& c)
       {"bound_gigabytes_per_second", best},
       {"bounds", {{"copy", copy}, {"multiply", multiply}, {"triad", triad}}},
       {"fraction_of_bound", median(fractions)},
+      {"steps", turns},
       {"phase_share", share}};
   coordinator->close();
   if (c.guard_blocks > 0) result["guarded_over_plain"] = guarded_over_plain(bench);
