@@ -240,10 +240,7 @@ class Bench {
   double timed(Work work)
   {
     collectively(world_, [&] { PlainFile(folder_.path(), O_RDONLY | O_DIRECTORY).settle(); });
-    check_mpi(MPI_Barrier(world_), "MPI_Barrier");
-    const double begin = MPI_Wtime();
-    collectively(world_, work);
-    return over_ranks(MPI_Wtime() - begin, MPI_MAX, world_);
+    return seconds_together(world_, [&] { collectively(world_, work); });
   }
 
   /// On rank 0, outside of what is timed.

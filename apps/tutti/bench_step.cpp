@@ -305,10 +305,8 @@ double CommonBound::measure()
   for (const MemorySweeps::Kind kind : MemorySweeps::kinds) {
     std::vector<double>& rates = rates_[index(kind)];
     for (int i = 0; i < bound_sweeps; ++i) {
-      check_mpi(MPI_Barrier(world_), "MPI_Barrier");
-      const double start = MPI_Wtime();
-      const double bytes = sweeps_->sweep(kind);
-      const double seconds = over_ranks(MPI_Wtime() - start, MPI_MAX, world_);
+      double bytes = 0;
+      const double seconds = seconds_together(world_, [&] { bytes = sweeps_->sweep(kind); });
       rates.push_back(over_ranks(bytes, MPI_SUM, world_) / seconds * 1e-9);
     }
     best = std::max(best, median({rates.end() - bound_sweeps, rates.end()}));
@@ -323,19 +321,11 @@ ExitCode bench_step(const BenchConfig& c)
   StepBench bench(c);
   const MPI_Comm world = bench.world;
   const Topology& topology = *bench.topology;
-  const double value = static_cast<double>(bytes_of(bench.precision));
-  const double wire = bench.options.fp32_wire || bench.options.reduce_scatter ? 4 : value;
-  const double own = bytes_per_parameter(topology, !bench.options.reduce_scatter, wire, value);
-  const double bytes = over_ranks(own, MPI_SUM, world) / topology.size();
-  const double elements = static_cast<double>(c.elements);
-
   const std::unique_ptr<Coordinator> coordinator = bench.make_coordinator({});
   std::vector<double> step_seconds, accumulate_seconds;
   std::array<std::vector<double>, phase_names.size()> phase_seconds;
   CommonBound bound(world);
-  // Each step is compared with the bound right after it: memory has its moments.
-  std::vector<double> fractions;
-  nlohmann::ordered_json turns = nlohmann::ordered_json::array();
+  std::vector<double> step_bounds;  // right after each step: memory has its moments
   for (std::uint64_t s = 0; s < warm_up_steps + c.steps; ++s) {
     const StepBench::Step mine = bench.step(*coordinator);
     const double slowest = over_ranks(mine.boundary, MPI_MAX, world);
@@ -354,16 +344,28 @@ ExitCode bench_step(const BenchConfig& c)
                                                           over_ranks(t.publish, MPI_MAX, world),
                                                           waiting};
     if (s < warm_up_steps) continue;
-    const double bound_now = bound.measure();
-    fractions.push_back(bytes * elements / slowest * 1e-9 / bound_now);
-    turns.push_back({{"step_seconds", slowest}, {"bound_gigabytes_per_second", bound_now}});
     step_seconds.push_back(slowest);
+    step_bounds.push_back(bound.measure());
     accumulate_seconds.push_back(accumulate);
     for (std::size_t p = 0; p < times.size(); ++p) phase_seconds[p].push_back(times[p]);
   }
 
   const double seconds = median(step_seconds);
-  const double moved = bytes * elements / seconds / 1e9;
+  const double value = static_cast<double>(bytes_of(bench.precision));
+  const double wire = bench.options.fp32_wire || bench.options.reduce_scatter ? 4 : value;
+  const double own = bytes_per_parameter(topology, !bench.options.reduce_scatter, wire, value);
+  const double bytes = over_ranks(own, MPI_SUM, world) / topology.size();
+  const double elements = static_cast<double>(c.elements);
+  const auto rate_of = [&](double taken) { return bytes * elements / taken / 1e9; };
+  const double moved = rate_of(seconds);
+  std::vector<double> fractions;
+  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
+  for (std::size_t s = 0; s < step_seconds.size(); ++s) {
+    fractions.push_back(rate_of(step_seconds[s]) / step_bounds[s]);
+    steps.push_back(
+        {{"step_seconds", step_seconds[s]}, {"bound_gigabytes_per_second", step_bounds[s]}});
+  }
+  const double fraction = median(fractions);
   const double copy = bound.rate(MemorySweeps::Kind::copy),
                multiply = bound.rate(MemorySweeps::Kind::multiply),
                triad = bound.rate(MemorySweeps::Kind::triad),
@@ -389,8 +391,8 @@ ExitCode bench_step(const BenchConfig& c)
       {"gigabytes_per_second", moved},
       {"bound_gigabytes_per_second", best},
       {"bounds", {{"copy", copy}, {"multiply", multiply}, {"triad", triad}}},
-      {"fraction_of_bound", median(fractions)},
-      {"steps", turns},
+      {"fraction_of_bound", fraction},
+      {"steps", steps},
       {"phase_share", share}};
   coordinator->close();
   if (c.guard_blocks > 0) result["guarded_over_plain"] = guarded_over_plain(bench);
@@ -416,7 +418,7 @@ ExitCode bench_step(const BenchConfig& c)
         "{:.1f}; medians of {})\n",
         best, copy, multiply, triad, bound_sweeps * c.steps);
     fmt::print("fraction        {:9.2f} of the memory bound at the time of each step (median)\n",
-               median(fractions));
+               fraction);
     for (std::size_t p = 0; p < phases.size(); ++p)
       fmt::print("  {:<15} {:7.2f} ms {:6.2f} %\n", phase_names[p], phases[p] * 1e3,
                  100 * phases[p] / seconds);

@@ -1397,7 +1397,7 @@ def bench(t):
     ]
     t.check(
         len(fractions) == 3
-        and abs(s["fraction_of_bound"] - statistics.median(fractions)) < 1e-9
+        and abs(s["fraction_of_bound"] - statistics.median(fractions)) < 1e-12
         and abs(s["gigabytes_per_second"] * 1e9 - 38 * s["parameters_per_second"]) < 1e-3 * 38e6,
         "the fraction",
         result,
