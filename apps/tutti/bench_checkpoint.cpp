@@ -161,7 +161,10 @@ class Bench {
   explicit Bench(const CheckpointBenchConfig& config)
       : config_(config), topology_(world_), folder_(config.directory, world_)
   {
-    collectively(world_, [&] { device_ = make_host_device(); });
+    collectively(world_, [&] {
+      if (topology_.rank() == 0) require_writable(config.summary, "summary");
+      device_ = make_host_device();
+    });
     collectively(world_, [&] {
       ParameterSet parameters;
       parameters.add({.name = "flat", .shape = {config.elements}, .precision = Precision::fp32});

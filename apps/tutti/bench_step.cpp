@@ -321,6 +321,9 @@ ExitCode bench_step(const BenchConfig& c)
   StepBench bench(c);
   const MPI_Comm world = bench.world;
   const Topology& topology = *bench.topology;
+  collectively(world, [&] {
+    if (topology.rank() == 0) require_writable(c.summary, "summary");
+  });
   const std::unique_ptr<Coordinator> coordinator = bench.make_coordinator({});
   std::vector<double> step_seconds, accumulate_seconds;
   std::array<std::vector<double>, phase_names.size()> phase_seconds;

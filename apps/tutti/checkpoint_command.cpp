@@ -48,9 +48,11 @@ std::string age_text(double seconds)
 json entry_of(const fs::path& path, const std::string& latest)
 {
   json entry = {{"file", path.filename().string()}};
-  std::error_code ignored;
-  entry["bytes"] = fs::file_size(path, ignored);
-  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, ignored);
+  std::error_code gone;  // a link to nowhere, or removed meanwhile
+  const auto bytes = fs::file_size(path, gone);
+  const auto time = gone ? fs::file_time_type::clock::now() : fs::last_write_time(path, gone);
+  entry["bytes"] = gone ? 0 : bytes;
+  const auto age = fs::file_time_type::clock::now() - time;
   entry["age_seconds"] = std::chrono::duration<double>(age).count();
   entry["latest"] = path.filename() == latest;
   try {
@@ -422,7 +424,8 @@ std::string parameter_table(const CheckpointFile::Optimizer& optimizer)
 Answer show(const CheckpointRequest& request)
 {
   const CheckpointFile file(request.paths.at(0));
-  if (request.json) return {json_of(file).dump(2) + "\n", true};
+  if (request.json)
+    return {json_of(file).dump(2, ' ', false, json::error_handler_t::replace) + "\n", true};
   const ControlState& control = file.control();
   std::string text = fmt::format(
       "{}\nformat version {}, step {}, attempt {}, saved on {} ranks (model-parallel {}), {}{}\n"

@@ -372,6 +372,7 @@ ExitCode drill(const DrillRequest& request)
   }
   const std::vector<Drill> drills =
       chosen(request.names, read_image_data(request.data).train.pixels_per_image());
+  require_writable(request.junit, "junit");
   std::optional<ScratchFolder> scratch;
   const fs::path folder =
       request.keep.empty() ? scratch.emplace("drill").path() : kept_folder(request.keep);

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -55,14 +57,47 @@ void add_flags(CLI::App& command, const OptionTable& table, Flags& flags)
   command.allow_extras();
 }
 
-void refuse_extras(const std::vector<std::string>& extras, const OptionTable& table)
+/// The innermost command that was typed.
+const CLI::App& typed_command(const CLI::App& app)
 {
-  for (const std::string& extra : extras) {
-    if (extra.rfind("--", 0) == 0)
-      table.at(extra.substr(2, extra.find('=') - 2), "the command line");
-    throw ConfigError(
-        fmt::format("unexpected argument '{}' (options begin with --); see --help", extra));
-  }
+  const std::vector<CLI::App*> typed = app.get_subcommands();
+  return typed.empty() ? app : typed_command(*typed.front());
+}
+
+/// "bench step"
+std::string full_name(const CLI::App& command)
+{
+  const CLI::App* const parent = command.get_parent();
+  return parent == nullptr || parent->get_parent() == nullptr
+             ? command.get_name()
+             : full_name(*parent) + " " + command.get_name();
+}
+
+/// What no command took.
+std::vector<std::string> extras_of(const CLI::App& app)
+{
+  std::vector<std::string> extras = app.remaining(true);
+  std::erase(extras, "--");
+  return extras;
+}
+
+void refuse_extras(const CLI::App& app)
+{
+  const std::vector<std::string> extras = extras_of(app);
+  if (extras.empty()) return;
+  const std::string& extra = extras.front();
+  const CLI::App& command = typed_command(app);
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  const std::string name = extra.rfind("--", 0) == 0 ? extra.substr(2, extra.find('=') - 2) : "";
+  const bool known = std::find(names.begin(), names.end(), name) != names.end();
+  if (!name.empty() && !known)
+    refuse_unknown_option(name, "the command line", full_name(command), names);
+  throw ConfigError(fmt::format(
+      "unexpected argument '{}' ({}); see tutti {} --help", extra,
+      known ? "options stand after their command, none after --" : "options begin with --",
+      full_name(command)));
 }
 
 const char* environment(const std::string& name) { return std::getenv(name.c_str()); }
@@ -84,6 +119,20 @@ void load(OptionTable& table, const std::string* config_path, const Flags& flags
 }
 
 void speak(const std::string& message) { std::fprintf(stderr, "tutti: %s\n", message.c_str()); }
+
+/// CLI11's own checks let nan through, and take -1 for the greatest of unsigned numbers.
+std::string positive_number(const std::string& text)
+{
+  double value = 0;
+  const bool good = CLI::detail::lexical_cast(text, value) && value > 0 && std::isfinite(value);
+  return good ? "" : fmt::format("'{}' is no number above 0", text);
+}
+
+std::string whole_number(const std::string& text)
+{
+  const bool good = text.find_first_not_of("0123456789") == std::string::npos;
+  return good ? "" : fmt::format("'{}' is no whole number from 0 up", text);
+}
 
 /// `tutti checkpoint` and its actions, which fill `request`.
 CLI::App* add_checkpoint(CLI::App& app, CheckpointRequest& request)
@@ -136,6 +185,7 @@ CLI::App* add_incident(CLI::App& app, IncidentRequest& request, ReplayRequest& a
       ->add_option("--most-steps", again.steps,
                    "of the run that may be made again to come from checkpoint to incident")
       ->type_name("N")
+      ->check(whole_number)
       ->capture_default_str();
   replay->add_flag("--json", again.json, "as JSON");
   replay->parse_complete_callback([&request] { request.action = "replay"; });
@@ -161,7 +211,7 @@ CLI::App* add_drill(CLI::App& app, DrillRequest& request)
       ->type_name("DIR");
   command->add_option("--seconds", request.seconds, "limit of one job")
       ->type_name("S")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number)
       ->capture_default_str();
   return command;
 }
@@ -280,39 +330,29 @@ int main(int argc, char** argv)
   }
   try {
     if (!problem) {
-      if (train_command->parsed()) {
-        refuse_extras(train_command->remaining(), train_table);
-        load(train_table, &train_config.config, train_flags);
-      } else if (step_command->parsed()) {
-        refuse_extras(step_command->remaining(), bench_table);
-        load(bench_table, nullptr, bench_flags);
-      } else if (bench_checkpoint_command->parsed()) {
-        refuse_extras(bench_checkpoint_command->remaining(), checkpoint_table);
-        load(checkpoint_table, nullptr, checkpoint_flags);
-      } else if (info_command->parsed()) {
-        versions = info();
-      } else if (look_command->parsed()) {
-        if (request.action.empty())
-          refuse_word(look_command->remaining(), "tutti checkpoint",
-                      {"ls", "verify", "diff", "show"});
-        if (request.action == "reshard")
-          throw ConfigError(
-              "checkpoint reshard is not needed (a restore takes any number of ranks and any "
-              "model-parallel degree); start the job as you want it, with --resume");
-      } else if (incident_command->parsed()) {
-        if (incident_request.action.empty())
-          refuse_word(incident_command->remaining(), "tutti incident", {"ls", "show", "replay"});
-      } else if (drill_command->parsed()) {
-        if (launched_rank())
-          throw ConfigError(
-              "drill starts jobs of its own (it was started by a launcher); run it without one, "
-              "and give yours with --launcher");
-      } else if (bench_command->parsed()) {
-        refuse_word(bench_command->remaining(), "tutti bench", {"step", "checkpoint"});
-      } else {
-        refuse_word(app.remaining(), "tutti",
+      // A word where a command was expected is judged first.
+      if (app.get_subcommands().empty())
+        refuse_word(extras_of(app), "tutti",
                     {"train", "info", "bench", "checkpoint", "incident", "drill"});
-      }
+      if (bench_command->parsed() && bench_command->get_subcommands().empty())
+        refuse_word(extras_of(app), "tutti bench", {"step", "checkpoint"});
+      if (look_command->parsed() && request.action.empty())
+        refuse_word(extras_of(app), "tutti checkpoint", {"ls", "verify", "diff", "show"});
+      if (incident_command->parsed() && incident_request.action.empty())
+        refuse_word(extras_of(app), "tutti incident", {"ls", "show", "replay"});
+      if (request.action == "reshard")
+        throw ConfigError(
+            "checkpoint reshard is not needed (a restore takes any number of ranks and any "
+            "model-parallel degree); start the job as you want it, with --resume");
+      refuse_extras(app);
+      if (train_command->parsed()) load(train_table, &train_config.config, train_flags);
+      if (step_command->parsed()) load(bench_table, nullptr, bench_flags);
+      if (bench_checkpoint_command->parsed()) load(checkpoint_table, nullptr, checkpoint_flags);
+      if (info_command->parsed()) versions = info();
+      if (drill_command->parsed() && launched_rank())
+        throw ConfigError(
+            "drill starts jobs of its own (it was started by a launcher); run it without one, "
+            "and give yours with --launcher");
     }
   } catch (const ConfigError& error) {
     problem = error.what();

@@ -39,7 +39,7 @@ std::string expected(const Option& option)
 {
   if (std::holds_alternative<std::string*>(option.target) ||
       std::holds_alternative<std::vector<std::string>*>(option.target))
-    return option.choices.empty() ? "a text"
+    return option.choices.empty() ? "a text that is not empty"
                                   : fmt::format("one of {}", fmt::join(option.choices, ", "));
   std::string text =
       std::holds_alternative<std::uint64_t*>(option.target) ? "a whole number" : "a number";
@@ -82,6 +82,43 @@ bool in_range(const Option& option, double value)
   return value >= option.minimum && value <= option.maximum;
 }
 
+bool is_choice(const Option& option, const std::string& text)
+{
+  return option.choices.empty() ||
+         std::find(option.choices.begin(), option.choices.end(), text) != option.choices.end();
+}
+
+/// Values stand in JSON and in messages.
+bool is_utf8(const std::string& text)
+{
+  try {
+    (void)nlohmann::json(text).dump();
+    return true;
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
+/// Whether a value out of a checkpoint is one that could have been given.
+bool takes(const Option& option, const nlohmann::json& value)
+{
+  return std::visit(
+      Overloaded{
+          [&](std::uint64_t*) {
+            return value.is_number_unsigned() && in_range(option, value.get<double>());
+          },
+          [&](double*) { return value.is_number() && in_range(option, value.get<double>()); },
+          [&](std::string*) {
+            return value.is_string() && is_choice(option, value.get_ref<const std::string&>());
+          },
+          [&](std::vector<std::string>*) {
+            return value.is_array() && std::all_of(value.begin(), value.end(),
+                                                   [](const auto& v) { return v.is_string(); });
+          },
+      },
+      option.target);
+}
+
 }  // namespace
 
 std::string nearest(const std::string& word, const std::vector<std::string>& names)
@@ -110,6 +147,16 @@ std::string nearest(const std::string& word, const std::vector<std::string>& nam
   return best;
 }
 
+void refuse_unknown_option(const std::string& name, const std::string& place,
+                           const std::string& command, const std::vector<std::string>& names)
+{
+  const std::string near = nearest(name, names);
+  throw ConfigError(fmt::format("unknown option '{}'{} (tutti {} has none of that name); {}", name,
+                                place.empty() ? "" : " in " + place, command,
+                                near.empty() ? fmt::format("see tutti {} --help", command)
+                                             : fmt::format("did you mean '{}'?", near)));
+}
+
 void OptionTable::add(Option option) { options_.push_back(std::move(option)); }
 
 Option& OptionTable::find(const std::string& name, const std::string& place)
@@ -118,11 +165,7 @@ Option& OptionTable::find(const std::string& name, const std::string& place)
     if (option.name == name) return option;
   std::vector<std::string> names;
   for (const Option& option : options_) names.push_back(option.name);
-  const std::string near = nearest(name, names);
-  throw ConfigError(fmt::format("unknown option '{}'{} (tutti {} has none of that name); {}", name,
-                                place.empty() ? "" : " in " + place, command_,
-                                near.empty() ? fmt::format("see tutti {} --help", command_)
-                                             : fmt::format("did you mean '{}'?", near)));
+  refuse_unknown_option(name, place, command_, names);
 }
 
 const Option& OptionTable::at(const std::string& name, const std::string& place) const
@@ -136,6 +179,10 @@ void OptionTable::set_text(const std::string& name, const std::vector<std::strin
   Option& option = find(name, place);
   if (values.empty()) refuse(command_, option, "", place);
   const std::string& text = values.back();
+  for (const std::string& value : values)
+    if (!is_utf8(value))
+      throw ConfigError(fmt::format(
+          "{} is refused ({}: its value is not UTF-8); rename what it names", name, place));
   std::visit(Overloaded{
                  [&](std::uint64_t* target) {
                    const auto value = parse_number<std::uint64_t>(text);
@@ -149,9 +196,9 @@ void OptionTable::set_text(const std::string& name, const std::vector<std::strin
                    *target = *value;
                  },
                  [&](std::string* target) {
-                   if (!option.choices.empty() &&
-                       std::find(option.choices.begin(), option.choices.end(), text) ==
-                           option.choices.end())
+                   // An empty one is mostly a variable of a script that was not set.
+                   if (text.empty()) refuse(command_, option, text, place);
+                   if (!is_choice(option, text))
                      refuse(command_, option, text, place, nearest(text, option.choices));
                    if (option.check) option.check(text);
                    *target = text;
@@ -271,29 +318,26 @@ void OptionTable::resume_from(const std::string& json_text, const std::string& c
     const auto entry = object.find(option.name);
     if (entry == object.end()) continue;
     const bool was_given = option.source > Source::checkpoint;
-    try {
-      std::visit(
-          [&](auto* target) {
-            using Value = std::remove_reference_t<decltype(*target)>;
-            const Value value = entry->get<Value>();
-            if (was_given && option.role == Role::fixed && value != *target)
-              throw ConfigError(
-                  fmt::format("{} = {} contradicts the checkpoint ({} was made with {}); leave "
-                              "--{} out, or start a new run",
-                              option.name, nlohmann::json(*target).dump(), checkpoint,
-                              entry->dump(), option.name));
-            if (!was_given) {
-              *target = value;
-              option.source = Source::checkpoint;
-            }
-          },
-          option.target);
-    } catch (const nlohmann::json::exception&) {
+    if (!takes(option, *entry))
       throw ConfigError(
-          fmt::format("checkpoint {} holds a configuration of another kind ({} = {}); give another "
-                      "checkpoint",
-                      checkpoint, option.name, entry->dump()));
-    }
+          fmt::format("checkpoint {} holds a configuration of another kind ({} = {}, {} expected); "
+                      "give another checkpoint",
+                      checkpoint, option.name, entry->dump(), expected(option)));
+    std::visit(
+        [&](auto* target) {
+          const auto value = entry->get<std::remove_reference_t<decltype(*target)>>();
+          if (was_given && option.role == Role::fixed && value != *target)
+            throw ConfigError(
+                fmt::format("{} = {} contradicts the checkpoint ({} was made with {}); leave "
+                            "--{} out, or start a new run",
+                            option.name, nlohmann::json(*target).dump(), checkpoint, entry->dump(),
+                            option.name));
+          if (!was_given) {
+            *target = value;
+            option.source = Source::checkpoint;
+          }
+        },
+        option.target);
   }
 }
 

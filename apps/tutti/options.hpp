@@ -87,4 +87,10 @@ class OptionTable {
 /// The name out of `names` that `word` was most likely meant to be; empty if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& names);
 
+/// Throws ConfigError: `command` has none of that name; `names` are the ones it has, and `place`,
+/// unless empty, says where it was given.
+[[noreturn]] void refuse_unknown_option(const std::string& name, const std::string& place,
+                                        const std::string& command,
+                                        const std::vector<std::string>& names);
+
 }  // namespace tutti::apps

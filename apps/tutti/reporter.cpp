@@ -37,8 +37,9 @@ void Reporter::say(const char* level, const std::string& message)
 {
   if (!speaks_) return;
   end_line();
-  const std::string line =
-      json_ ? nlohmann::json{{"level", level}, {"message", message}}.dump() : "tutti: " + message;
+  const std::string line = json_ ? nlohmann::json{{"level", level}, {"message", message}}.dump(
+                                       -1, ' ', false, nlohmann::json::error_handler_t::replace)
+                                 : "tutti: " + message;
   std::fprintf(stderr, "%s\n", line.c_str());
 }
 

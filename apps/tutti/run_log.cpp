@@ -103,28 +103,49 @@ void RunLog::write(const nlohmann::json& line)
 {
   if (path_.empty()) return;
   errno = 0;
-  file_ << line.dump() << std::endl;
+  file_ << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
   if (!file_)
     throw IoError(fmt::format("log {} cannot be written ({}); make room and resume", path_,
                               std::strerror(errno)));
 }
 
-void write_text_file(const std::string& path, const std::string& text)
+namespace {
+
+/// Where a file is written before it gets its name; a pipe or a device is written to as it is.
+std::string place_to_write(const std::string& path)
 {
   std::error_code ignored;
   const bool replaces =
       !std::filesystem::exists(path, ignored) || std::filesystem::is_regular_file(path, ignored);
-  const std::string temporary =
-      replaces ? path + ".tmp" : path;  // a pipe or a device is written to as it is
+  return replaces ? path + ".tmp" : path;
+}
+
+}  // namespace
+
+void write_text_file(const std::string& path, const std::string& text)
+{
+  const std::string place = place_to_write(path);
   errno = 0;
-  std::ofstream file(temporary, std::ios::trunc);
+  std::ofstream file(place, std::ios::trunc);
   file << text;
   file.close();
-  if (!file || (replaces && std::rename(temporary.c_str(), path.c_str()) != 0)) {
+  if (!file || (place != path && std::rename(place.c_str(), path.c_str()) != 0)) {
     const std::string why = std::strerror(errno);
-    if (replaces) std::remove(temporary.c_str());
+    if (place != path) std::remove(place.c_str());
     throw IoError(fmt::format("file {} cannot be written ({}); give another path", path, why));
   }
+}
+
+void require_writable(const std::string& path, const std::string& option)
+{
+  if (path.empty()) return;
+  const std::string place = place_to_write(path);
+  if (place == path && !std::filesystem::is_directory(path)) return;
+  errno = 0;
+  if (std::ofstream file(place, std::ios::trunc); !file)
+    throw ConfigError(fmt::format("{0} {1} cannot be written ({2}); give another --{0}", option,
+                                  path, std::strerror(errno)));
+  std::remove(place.c_str());
 }
 
 }  // namespace tutti::apps

@@ -42,4 +42,8 @@ class RunLog {
 /// Replaces a small text file as a whole: written under another name, then renamed. Throws IoError.
 void write_text_file(const std::string& path, const std::string& text);
 
+/// Throws ConfigError if write_text_file could not write the file that `--option` names, so that
+/// it is known before the work whose result it shall hold. An empty path: there is none.
+void require_writable(const std::string& path, const std::string& option);
+
 }  // namespace tutti::apps

@@ -93,7 +93,7 @@ class Trainer {
   double evaluate();
   Evidence evidence(Interval positions) const;
   std::string halt_text() const;
-  void summarize();
+  bool summarize();
 
   OptionTable& table_;
   TrainConfig& config_;
@@ -149,6 +149,7 @@ void Trainer::build()
   reporter_ = std::make_unique<Reporter>(rank == 0 && !quiet_, config_.log_format == "json",
                                          config_.progress_every, config_.steps);
   collectively(world_, [&] {
+    if (rank == 0) require_writable(config_.summary, "summary");
     log_ = std::make_unique<RunLog>(config_.log, rank, !config_.resume.empty());
     if (!config_.checkpoint_dir.empty() && rank == 0) {
       std::error_code error;
@@ -258,16 +259,14 @@ bool Trainer::start()
   if (config_.resume.empty()) optimizers_->initialize(config_.seed);
   if (!checkpoint_.path.empty()) {
     std::string damage;  // the same on all ranks
-    const std::string& which = config_.resume.empty() ? config_.init_from : config_.resume;
-    const bool may_try_another = which == "latest" || which == "auto";
     collectively(world_, [&] {
       try {
         restore();
       } catch (const DamagedCheckpoint& bad) {
-        if (!may_try_another) throw;
+        if (!checkpoint_.is_newest) throw;
         damage = bad.what();
       } catch (const IoError& bad) {
-        if (!may_try_another) throw;
+        if (!checkpoint_.is_newest) throw;
         damage = bad.what();
       }
     });
@@ -499,14 +498,17 @@ ExitCode Trainer::run()
   }
   if (!halted_ && !log_failure_.empty()) reporter_->warn(log_failure_);
   const bool saved = saver_->finish(halted_.has_value());
-  summarize();
+  const bool summarized = summarize();
   close();
   if (halted_) return ExitCode::halted;
   if (!saved) return ExitCode::error;
-  return stopped_ ? static_cast<ExitCode>(config_.requeue_exit) : ExitCode::ok;
+  if (stopped_) return static_cast<ExitCode>(config_.requeue_exit);
+  return summarized ? ExitCode::ok : ExitCode::error;
 }
 
-void Trainer::summarize()
+/// Says how the run went; false if that could not be written. What the run came to stands all the
+/// same.
+bool Trainer::summarize()
 {
   const std::vector<Participant*> all = optimizers_->participants();
   const std::uint64_t digest = state_digest(all, topology_->world());
@@ -547,22 +549,30 @@ void Trainer::summarize()
       {"samples_per_second", rate},
       {"state_digest", fmt::format("{:016x}", digest)},
   };
-  collectively(world_, [&] {
-    if (topology_->rank() == 0 && !config_.summary.empty())
-      write_text_file(config_.summary, summary.dump(2) + "\n");
-  });
-  if (topology_->rank() != 0 || quiet_) return;
-  std::string text = fmt::format(
-      "{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
-      control.step, control.attempt, skipped, committed, dropped);
-  if (accuracy_) text += fmt::format("test accuracy {:.4f}, ", *accuracy_);
-  text += presented_samples_ > 0 ? fmt::format("last loss {:.4f}, ", final_loss_)
-                                 : "no update in this run, ";
-  text += fmt::format("loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n",
-                      control.loss_scale, wall, rate, digest);
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
+  if (topology_->rank() == 0 && !quiet_) {
+    std::string text = fmt::format(
+        "{} steps in {} attempts ({} skipped by all ranks), {} samples committed, {} dropped\n",
+        control.step, control.attempt, skipped, committed, dropped);
+    if (accuracy_) text += fmt::format("test accuracy {:.4f}, ", *accuracy_);
+    text += presented_samples_ > 0 ? fmt::format("last loss {:.4f}, ", final_loss_)
+                                   : "no update in this run, ";
+    text += fmt::format("loss scale {:g}\n{:.1f} s, {:.0f} samples/s\nstate digest {:016x}\n",
+                        control.loss_scale, wall, rate, digest);
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  }
+  bool written = true;
+  try {
+    collectively(world_, [&] {
+      if (topology_->rank() == 0 && !config_.summary.empty())
+        write_text_file(config_.summary, summary.dump(2) + "\n");
+    });
+  } catch (const Refusal& refusal) {
+    reporter_->warn(refusal.what());
+    written = false;
+  }
   if (halted_) reporter_->warn(halt_text());
+  return written;
 }
 
 /// The last word: where the run stands, what was recorded, and what to do next.
@@ -618,6 +628,9 @@ ExitCode train(OptionTable& table, TrainConfig& config, bool quiet)
     FoundCheckpoint checkpoint;
     if (!config.resume.empty()) checkpoint = find(config.resume);
     if (checkpoint.path.empty()) config.resume.clear();  // auto, and there is none: a new run
+    const bool goes_on = config.resume == "latest" || config.resume == "auto";
+    if (!goes_on && !config.checkpoint_dir.empty())
+      refuse_used_folder(config.checkpoint_dir, checkpoint.path, world);
     if (config.resume.empty() && !config.init_from.empty()) checkpoint = find(config.init_from);
     if (!config.resume.empty())
       collectively(world, [&] { table.resume_from(checkpoint.configuration, checkpoint.path); });

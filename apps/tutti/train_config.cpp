@@ -139,7 +139,7 @@ void declare(OptionTable& table, TrainConfig& c)
   choice("device", c.device, Role::local, {"auto", "host", "cuda"},
          "where this rank's arrays and kernels are");
   text("checkpoint-dir", "DIR", c.checkpoint_dir, Role::launch,
-       "where checkpoints go; the last step is saved too");
+       "where checkpoints go; the last step is saved too; a folder for each run");
   whole("checkpoint-every", c.checkpoint_every, Role::launch, 0,
         "committed updates; 0: only the last");
   real("checkpoint-minutes", c.checkpoint_minutes, Role::launch, 0,
@@ -152,12 +152,15 @@ void declare(OptionTable& table, TrainConfig& c)
          "by MPI-IO or by pwrite; the same bytes");
   choice("on-checkpoint-error", c.on_checkpoint_error, Role::launch, {"stop", "continue"},
          "when a checkpoint cannot be written; that of the last step fails the run in any case");
-  text("resume", "latest|auto|FILE", c.resume, Role::launch,
-       "go on from a checkpoint; auto: from the latest, or a new run if there is none");
+  text("resume", "latest|auto|FILE|DIR", c.resume, Role::launch,
+       "go on from a checkpoint; auto: from the latest of --checkpoint-dir, or a new run if there "
+       "is "
+       "none");
   choice("verify", c.verify, Role::launch, {"full", "sampled", "off"},
          "how much of a checkpoint is compared with its hashes when it is restored");
-  text("init-from", "latest|FILE", c.init_from, Role::launch,
-       "begin a new run with the weights of a checkpoint, whatever its precision");
+  text("init-from", "FILE|DIR", c.init_from, Role::launch,
+       "begin a new run with the weights of a checkpoint, or of a folder's latest, whatever its "
+       "precision");
   text("init-only", "PATTERN,...", c.init_only, Role::launch,
        "of --init-from, only parameters whose names match (*, ?); the others begin as usual");
   text("stop-file", "FILE", c.stop_file, Role::local,
@@ -235,10 +238,6 @@ void check_sources(const TrainConfig& c)
     throw ConfigError(
         "init-from and resume are both given (one begins a run, the other goes on with one); leave "
         "one of them out");
-  if (c.init_from == "latest" && c.checkpoint_dir.empty())
-    throw ConfigError(
-        "init-from = 'latest' has no place to look (--checkpoint-dir is missing); give "
-        "--checkpoint-dir or a file");
   if (!c.init_only.empty() && c.init_from.empty())
     throw ConfigError(
         "init-only has no effect (--init-from is missing); give the checkpoint to take from");

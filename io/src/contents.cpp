@@ -32,6 +32,16 @@ Contents::Contents(std::filesystem::path where, Metadata texts)
                     path.string()));
 }
 
-Contents read_contents(const std::filesystem::path& path) { return {path, read_metadata(path)}; }
+Contents read_contents(const std::filesystem::path& path)
+{
+  try {
+    return {path, read_metadata(path)};
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {  // memory lacks for what the file says of itself
+    throw CheckpointError(fmt::format("checkpoint {} is refused ({}); restore another one",
+                                      path.string(), error.what()));
+  }
+}
 
 }  // namespace tutti::detail

@@ -367,8 +367,8 @@ void read_own(const json& in, Manifest& manifest)
       part.at("begin").get_to(saved.part.begin);
       part.at("extent").get_to(saved.part.extent);
       part.at("first_block").get_to(saved.first_block);
-      if (saved.part.begin.size() != array.shape.size() ||
-          saved.part.extent.size() != array.shape.size() || saved.first_block != blocks)
+      require_part_of(array.name, array.shape, saved.part);
+      if (saved.first_block != blocks)
         throw CheckpointError("the parts of an own array do not lie where they should");
       blocks += own_blocks(saved.part, array.type);
     }
@@ -392,7 +392,9 @@ Manifest manifest_from_json(const std::string& text)
       throw CheckpointError("its blocks have another size");
     in.at("ranks").get_to(manifest.ranks);
     in.at("model_parallel").get_to(manifest.model_parallel);
-    if (manifest.model_parallel < 1) throw CheckpointError("its model-parallel degree is not one");
+    if (manifest.ranks < 1 || manifest.model_parallel < 1 ||
+        manifest.ranks % manifest.model_parallel != 0)
+      throw CheckpointError("its model-parallel degree is not one of its ranks");
     for (const json& entry : in.at("optimizers")) {
       ManifestEntry& optimizer = manifest.optimizers.emplace_back();
       entry.at("name").get_to(optimizer.name);

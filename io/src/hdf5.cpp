@@ -12,8 +12,11 @@
 namespace tutti::detail {
 namespace {
 
-/// Datasets of at least this size begin at a multiple of it.
-constexpr hsize_t alignment = hsize_t{1} << 20;
+/// Datasets of blocks begin at a page, so that the cuts between what ranks write, whole blocks, are
+/// between pages: two nodes never write parts of the same page, which a network file system's
+/// clients would send as a whole each.
+constexpr hsize_t page = 4096;
+constexpr hsize_t least_aligned = 16384;  // a block
 
 struct ErrorStack {
   std::string outermost, innermost;
@@ -44,7 +47,7 @@ PropertyList access_list()
 {
   PropertyList list(H5Pcreate(H5P_FILE_ACCESS), "H5Pcreate");
   check_hdf5(H5Pset_libver_bounds(list.get(), file_version, file_version), "H5Pset_libver_bounds");
-  check_hdf5(H5Pset_alignment(list.get(), alignment, alignment), "H5Pset_alignment");
+  check_hdf5(H5Pset_alignment(list.get(), least_aligned, page), "H5Pset_alignment");
   return list;
 }
 

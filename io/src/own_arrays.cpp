@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <array>
 
+#include "own_layout.hpp"
 #include "tutti/error.hpp"
 
 namespace tutti {
 namespace {
-
-constexpr std::size_t most_axes = 32;  // of an HDF5 dataset
 
 struct TypeFacts {
   std::string_view name;
@@ -66,19 +65,7 @@ void OwnArrays::add(std::string name, ElementType type, void* data, std::vector<
                     ArrayPart part)
 {
   require_new(name);
-  if (shape.size() > most_axes || part.begin.size() != shape.size() ||
-      part.extent.size() != shape.size())
-    throw InvalidArgument(fmt::format(
-        "own array '{}' is refused ({} axes, and a part of {} begins and {} extents); give as many "
-        "of each, at most {}",
-        name, shape.size(), part.begin.size(), part.extent.size(), most_axes));
-  for (std::size_t axis = 0; axis < shape.size(); ++axis)
-    if (shape[axis] == 0 || part.extent[axis] > shape[axis] ||
-        part.begin[axis] > shape[axis] - part.extent[axis])
-      throw InvalidArgument(fmt::format(
-          "own array '{}' is refused (axis {} has extent {}, and the part there is [{}, {})); give "
-          "a part within the array",
-          name, axis, shape[axis], part.begin[axis], part.begin[axis] + part.extent[axis]));
+  detail::require_part_of(name, shape, part);
   if (data == nullptr && part.elements() > 0)
     throw InvalidArgument(fmt::format(
         "own array '{}' is refused (its data is a null pointer); give memory for {} elements", name,

@@ -11,6 +11,8 @@
 namespace tutti::detail {
 namespace {
 
+constexpr std::size_t most_axes = 32;  // of an HDF5 dataset
+
 bool overlap(const ArrayPart& a, const ArrayPart& b)
 {
   for (std::size_t axis = 0; axis < a.begin.size(); ++axis)
@@ -20,30 +22,49 @@ bool overlap(const ArrayPart& a, const ArrayPart& b)
   return true;
 }
 
-/// Every index of every axis gets a random weight and an element the product of its indices'. The
-/// weights of a box sum up to a product of differences of prefix sums, so the parts can be compared
-/// with the whole without looking at elements: equal sums mean, up to a chance of about 2^-60, that
-/// every element is in exactly one part.
+/// Along each axis, the intervals between neighbouring ends of parts get a random weight each, and
+/// a box of such intervals the product of theirs. The weights of a part sum up to a product of
+/// differences of prefix sums, so the parts can be compared with the whole without looking at
+/// elements: equal sums mean, up to a chance of about 2^-60, that every element is in exactly one
+/// part. What it costs grows with the parts, not with the array.
 class Weights {
  public:
-  explicit Weights(const std::vector<std::size_t>& shape)
+  explicit Weights(const OwnArrayEntry& array)
   {
     std::mt19937_64 random(0x7475747469);  // fixed: every run comes to the same judgement
-    for (const std::size_t extent : shape) {
-      auto& sums = sums_.emplace_back(1, 0);
-      for (std::size_t i = 0; i < extent; ++i) sums.push_back(sums.back() + (random() | 1));
+    for (std::size_t axis = 0; axis < array.shape.size(); ++axis) {
+      Axis& a = axes_.emplace_back();
+      a.cuts = {0, array.shape[axis]};
+      for (const SavedPart& saved : array.parts) {
+        a.cuts.push_back(saved.part.begin[axis]);
+        a.cuts.push_back(saved.part.begin[axis] + saved.part.extent[axis]);
+      }
+      std::sort(a.cuts.begin(), a.cuts.end());
+      a.cuts.erase(std::unique(a.cuts.begin(), a.cuts.end()), a.cuts.end());
+      a.sums.push_back(0);
+      while (a.sums.size() < a.cuts.size()) a.sums.push_back(a.sums.back() + (random() | 1));
     }
   }
-  std::uint64_t of(const ArrayPart& box) const
+  std::uint64_t of(const ArrayPart& part) const
   {
     std::uint64_t product = 1;
-    for (std::size_t axis = 0; axis < sums_.size(); ++axis)
-      product *= sums_[axis][box.begin[axis] + box.extent[axis]] - sums_[axis][box.begin[axis]];
+    for (std::size_t axis = 0; axis < axes_.size(); ++axis)
+      product *= axes_[axis].up_to(part.begin[axis] + part.extent[axis]) -
+                 axes_[axis].up_to(part.begin[axis]);
     return product;
   }
 
  private:
-  std::vector<std::vector<std::uint64_t>> sums_;
+  struct Axis {
+    std::vector<std::size_t> cuts;    ///< ascending, from 0 to the extent
+    std::vector<std::uint64_t> sums;  ///< of the weights of all intervals below each cut
+    std::uint64_t up_to(std::size_t cut) const
+    {
+      const auto at = std::lower_bound(cuts.begin(), cuts.end(), cut);
+      return sums[static_cast<std::size_t>(at - cuts.begin())];
+    }
+  };
+  std::vector<Axis> axes_;
 };
 
 }  // namespace
@@ -53,10 +74,36 @@ std::size_t own_blocks(const ArrayPart& part, ElementType type)
   return (part.elements() * bytes_of(type) + block_bytes - 1) / block_bytes;
 }
 
+void require_part_of(const std::string& name, const std::vector<std::size_t>& shape,
+                     const ArrayPart& part)
+{
+  if (shape.size() > most_axes || part.begin.size() != shape.size() ||
+      part.extent.size() != shape.size())
+    throw InvalidArgument(fmt::format(
+        "own array '{}' is refused ({} axes, and a part of {} begins and {} extents); give as many "
+        "of each, at most {}",
+        name, shape.size(), part.begin.size(), part.extent.size(), most_axes));
+  std::size_t left = std::size_t{1} << 56;  // no number of bytes or blocks wraps around
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    if (shape[axis] == 0 || part.extent[axis] > shape[axis] ||
+        part.begin[axis] > shape[axis] - part.extent[axis])
+      throw InvalidArgument(fmt::format(
+          "own array '{}' is refused (axis {} has extent {}, and the part there is [{}, {})); give "
+          "a part within the array",
+          name, axis, shape[axis], part.begin[axis], part.begin[axis] + part.extent[axis]));
+    left /= shape[axis];
+  }
+  if (left == 0)
+    throw InvalidArgument(fmt::format(
+        "own array '{}' is refused (its extents multiply to more than 2^56); give the array's real "
+        "shape",
+        name));
+}
+
 void require_partition(const OwnArrayEntry& array)
 {
   const ArrayPart whole{std::vector<std::size_t>(array.shape.size(), 0), array.shape};
-  const Weights weights(array.shape);
+  const Weights weights(array);
   std::uint64_t weight = 0;
   std::size_t elements = 0;
   for (const SavedPart& saved : array.parts) {

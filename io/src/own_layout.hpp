@@ -49,6 +49,10 @@ struct OwnScalarEntry {
 /// Whole blocks that a part of so many elements takes.
 std::size_t own_blocks(const ArrayPart& part, ElementType type);
 
+/// Throws InvalidArgument unless this can be a part of an array of that shape.
+void require_part_of(const std::string& name, const std::vector<std::size_t>& shape,
+                     const ArrayPart& part);
+
 /// Throws InvalidArgument unless every element of the array lies in exactly one part; names two
 /// ranks whose parts overlap.
 void require_partition(const OwnArrayEntry& array);

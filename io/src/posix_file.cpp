@@ -37,6 +37,8 @@ const char* suggestion(int error)
       return "check the path";
     case ENOTDIR:
     case EEXIST:
+    case EISDIR:
+    case ESPIPE:
       return "choose another path";
     default:
       return "check the file system";
@@ -72,7 +74,11 @@ PosixFile::PosixFile(const std::filesystem::path& path, int flags, const char* v
 
 PosixFile PosixFile::open_to_read(const std::filesystem::path& path)
 {
-  return {path, O_RDONLY, "open"};
+  PosixFile file(path, O_RDONLY | O_NONBLOCK, "open");  // a pipe would wait for a writer
+  struct stat status = {};
+  if (::fstat(file.descriptor_, &status) != 0) fail("look at", path, errno);
+  if (!S_ISREG(status.st_mode)) fail("read", path, S_ISDIR(status.st_mode) ? EISDIR : ESPIPE);
+  return file;
 }
 PosixFile PosixFile::open_to_write(const std::filesystem::path& path)
 {

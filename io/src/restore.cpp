@@ -524,6 +524,7 @@ RestoredControl restore_checkpoint(const fs::path& file, const Topology& topolog
 
 std::string checkpoint_configuration(const std::filesystem::path& file)
 {
+  const QuietHdf5 quiet;
   return detail::read_metadata(file).configuration;
 }
 

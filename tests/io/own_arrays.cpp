@@ -4,6 +4,7 @@
 // smaller jobs.
 #include <hdf5.h>
 
+#include "format.hpp"
 #include "shelf.hpp"
 #include "tutti/checkpoint_file.hpp"
 
@@ -180,6 +181,18 @@ TEST_CASE("the ways to write make the same file")
   if (world_rank() == 0) {
     CHECK(bytes[0] == bytes[1]);
     CHECK(bytes[0] == bytes[2]);
+  }
+}
+
+TEST_CASE("what two ranks write is cut between pages of the file")
+{
+  for (const Way way : {Way::mpiio, Way::skeleton}) {
+    const SharedDirectory directory;
+    const auto file = save_on(4, way, 0, directory.path());
+    if (world_rank() == 0)
+      for (const detail::ArrayPlace& place : detail::read_metadata(file).places)
+        CHECK(place.data % 4096 == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
   }
 }
 

@@ -3,10 +3,12 @@
 // two partitions are, each wanted element comes from exactly the right place.
 #include "own_layout.hpp"
 
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
 #include "catch.hpp"
+#include "format.hpp"
 #include "tutti/error.hpp"
 
 using namespace tutti;
@@ -131,6 +133,50 @@ TEST_CASE("every partition is accepted; a gap and an overlap are refused by name
         break;
       }
     }
+}
+
+TEST_CASE("what a partition costs does not grow with the array")
+{
+  // A list of 2^50 indices would be 8 PiB.
+  const std::size_t n = std::size_t{1} << 50;
+  OwnArrayEntry array{"field", ElementType::uint8, {n}, "", 0, {}};
+  array.parts = {{0, {{0}, {n / 2 + 1}}, 0}, {1, {{n / 2 + 1}, {n / 2 - 1}}, 0}};
+  REQUIRE_NOTHROW(require_partition(array));
+  array.parts[1].part = {{n / 2}, {n / 2}};
+  REQUIRE_THROWS_WITH(require_partition(array), tutti::test::has_text("ranks 0 and 1 overlap"));
+  array.parts[1].part = {{n / 2 + 2}, {n / 2 - 2}};
+  REQUIRE_THROWS_WITH(require_partition(array), tutti::test::has_text("elements"));
+}
+
+TEST_CASE("a manifest with parts that no array has is refused")
+{
+  Manifest manifest;
+  manifest.ranks = 2;
+  manifest.model_parallel = 1;
+  manifest.own_arrays.push_back({"field", ElementType::float64, {8}, "", 2, {}});
+  manifest.own_arrays[0].parts = {{0, {{0}, {5}}, 0}, {1, {{5}, {3}}, 1}};
+  assign_paths(manifest);
+  const nlohmann::json good = nlohmann::json::parse(to_json(manifest));
+  REQUIRE_NOTHROW(manifest_from_json(good.dump()));
+  const auto refused = [&](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json changed = good;
+    changed.at(nlohmann::json::json_pointer(pointer)) = value;
+    INFO(pointer << " = " << value);
+    REQUIRE_THROWS_AS(manifest_from_json(changed.dump()), CheckpointError);
+  };
+  const std::uint64_t far = std::uint64_t{1} << 40;
+  refused("/own_arrays/0/parts/1/begin", {far});
+  refused("/own_arrays/0/parts/1/begin", {-1});
+  refused("/own_arrays/0/parts/1/begin", {5, 0});
+  refused("/own_arrays/0/parts/1/extent", {4});
+  refused("/own_arrays/0/parts/1/first_block", 2);
+  refused("/own_arrays/0/shape", {std::uint64_t{1} << 62});
+  refused("/own_arrays/0/shape", nlohmann::json::array());
+  refused("/own_arrays/0/shape", std::vector<std::uint64_t>(40, 8));
+  refused("/own_arrays/0/blocks", 3);
+  refused("/model_parallel", 2000000000);
+  refused("/model_parallel", 0);
+  refused("/ranks", 0);
 }
 
 TEST_CASE("a part takes whole blocks of 16 KiB")

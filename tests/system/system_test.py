@@ -241,6 +241,22 @@ def command_line(t):
         t.check_refusal(t.command(words), 2, [], f"{words}")
     result = t.command(["trian"], ranks=2)
     t.check_refusal(result, 2, ["did you mean 'train'?"], "a misspelt command on 2 ranks")
+    # What no command takes is refused by each, before anything is done.
+    for words, said in (
+        (["checkpoint", "ls", t.scratch, "--jsno"], "did you mean 'json'?"),
+        (["checkpoint", "verify", "x", "--wat"], "tutti checkpoint verify has none"),
+        (["checkpoint", "--json", "ls", t.scratch], "unexpected argument '--json'"),
+        (["incident", "ls", t.scratch, "--json"], "tutti incident ls has none"),
+        (["incident", "replay", "x", "--most-steps", "-1"], "no whole number from 0 up"),
+        (["info", "more"], "unexpected argument 'more'"),
+        (["drill", "--secnds", "5"], "did you mean 'seconds'?"),
+        (["drill", "--seconds", "nan"], "no number above 0"),
+        (["bench", "step", "--", "more"], "unexpected argument 'more'"),
+        (["train", "--", "--steps", "3"], "unexpected argument '--steps'"),
+        (["train", "--resume", ""], "resume = '' is refused"),
+        (["train", "--checkpoint-dir", os.fsdecode(b"bad\xff")], "its value is not UTF-8"),
+    ):
+        t.check_refusal(t.command(words), 2, [said], f"{words}")
 
     # An instruction set that does not exist, also where MPI is never started.
     wrong = {"TUTTI_SIMD": "avx9"}
@@ -725,12 +741,36 @@ def checkpoints(t):
         t.check(named == 1, f"{file.name} is named once", none)
     t.check_refusal(resumed(files[2]), 1, ["is damaged", "block"], "a damaged file by its name")
     result = resumed(files[2], 4, "--verify", "off")
+    (folder / "step-000000000008.h5").unlink()
     t.check(result.code == 0 and result.digest != straight.digest, "--verify off takes it", result)
     t.check_refusal(
         resumed(files[2], 4, "--verify", "sampled"), 1, ["is damaged"], "a first block, sampled"
     )
     for file in files:
         flip(file, payload)
+
+    # A folder is one run's: another one, or the same from an earlier step, harms nothing there.
+    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    log = t.scratch / "kept.jsonl"
+    log.write_text("kept\n")
+    words = ["--checkpoint-dir", folder, "--log", log]
+    for flags in ([], ["--resume", files[1]], ["--init-from", files[2]]):
+        result = t.train(2, *words, "--steps", "9", "--checkpoint-keep", "1", *flags)
+        t.check_refusal(result, 2, ["is in use", files[2].name, "give another folder"], f"{flags}")
+    now = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    t.check(now == kept and log.read_text() == "kept\n", "what is in use is left alone")
+    branch = t.train_ok(
+        *[4, "--model-parallel", "2", "--steps", "8", "--checkpoint-dir", t.scratch / "branch"],
+        *["--resume", files[1]],
+        base=[],
+    )
+    t.check(branch.digest == straight.digest, "an earlier step goes on in a folder of its own")
+    branch = t.train_ok(
+        *[4, "--model-parallel", "2", "--steps", "8", "--resume", folder],
+        base=[],
+    )
+    t.check(f"resumed from {files[2]}" in branch.err, "a folder stands for its latest", branch)
+    t.check(branch.digest == straight.digest, "equal bits", branch)
 
     # An epoch of 12 samples, stopped in its middle on 4 ranks, ended on 3: each sample once.
     small = t.scratch / "twelve"
@@ -757,12 +797,12 @@ def weights(t):
     begun = t.train(
         3,
         *["--precision", "bf16", "--optimizer", "adamw", "--steps", "0", "--ema", "0.5"],
-        *["--init-from", "latest", "--checkpoint-dir", folder],
+        *["--init-from", folder, "--checkpoint-dir", t.scratch / "begun"],
     )
     t.check(begun.code == 0, "a run begins with weights", begun)
     t.check(f"began with the weights of {old} at step 4" in begun.err, "and says so", begun)
-    (folder / "step-000000000000.h5").rename(t.scratch / "new.h5")
-    shown = json.loads(t.command(["checkpoint", "show", t.scratch / "new.h5", "--json"]).out)
+    new = t.scratch / "begun" / "step-000000000000.h5"
+    shown = json.loads(t.command(["checkpoint", "show", new, "--json"]).out)
     control = shown["control_state"]
     t.check(control["step"] == 0 and control["attempt"] == 0, "its control state is fresh", begun)
     t.check(control["ledger"]["committed"] == [], "and its ledger", begun)
@@ -792,7 +832,7 @@ def weights(t):
 
     refused(2, ["init-only"], "--init-only", "x")
     refused(2, ["both given"], "--init-from", old, "--resume", old)
-    refused(2, ["no place to look"], "--init-from", "latest")
+    refused(2, ["no file step-*.h5"], "--init-from", t.data)
     refused(1, ["no parameter matches 'x*'"], "--init-from", old, "--init-only", "x*")
     refused(2, ["no such file"], "--init-from", t.scratch / "none.h5")
     result = t.train(2, "--init-from", old, "--hidden", "25", base=[])
@@ -1149,6 +1189,23 @@ def faults_halt(t):
             )
         t.check(time.monotonic() - start < 20, f"{what}: at once", result)
         return result
+
+    # What cannot be written down changes nothing of what the run came to, and is said before a run.
+    lost = ["--summary", "/dev/full"]
+    result = t.train(2, "--steps", "2", *lost)
+    t.check(result.code == 1 and "state digest" in result.out, "a lost summary fails a run", result)
+    t.check("No space left on device" in result.err, "and why", result)
+    result = halts(
+        "a lost summary", "window_failed", "--fault", "throw:step=2,rank=1,phase=window", *lost,
+        said=("No space left on device", "start anew"), unchanged=False,
+    )
+    t.check(before.digest in result.out, "a halt says its result all the same", result)
+    nowhere = t.scratch / "nowhere" / "file"
+    for words in (["train", "--data", t.data], ["bench", "step"], ["bench", "checkpoint"]):
+        result = t.command([*words, "--summary", nowhere], 2)
+        t.check_refusal(result, 2, ["summary", str(nowhere)], f"{words}: no place for a summary")
+    result = t.command(["drill", "--data", t.data, "--junit", nowhere])
+    t.check_refusal(result, 2, ["junit", str(nowhere)], "drill: no place for its result")
 
     for phase in ("window", "exchange", "ballot", "stage", "gather", "confirm"):
         reason = "window_failed" if phase in ("window", "exchange", "ballot") else "update_failed"
