@@ -3,6 +3,15 @@
 #   Threads::Threads MPI::MPI_C MPI::MPI_CXX tutti::kokkos tutti::hdf5 tutti::xxhash
 #   hwy::hwy fmt::fmt nlohmann_json::nlohmann_json tutti::nccl
 # and in apps/ also CLI11::CLI11 tomlplusplus::tomlplusplus ZLIB::ZLIB tutti::blas
+# What the installed package looks for in the same way.
+macro(tutti_find module)
+  set(TUTTI_LACKS)
+  include(${module})
+  if(TUTTI_LACKS)
+    message(FATAL_ERROR "${TUTTI_LACKS}")
+  endif()
+endmacro()
+
 find_package(Threads REQUIRED)
 set(MPI_CXX_SKIP_MPICXX ON)  # the C interface only
 find_package(MPI 3.1 REQUIRED COMPONENTS C CXX)
@@ -15,13 +24,13 @@ if(TUTTI_ENABLE_FORTRAN)
   endif()
 endif()
 find_package(fmt REQUIRED)
-include(TuttiHighway)
+tutti_find(TuttiHighway)
 find_package(nlohmann_json REQUIRED)
-include(TuttiKokkos)
-include(TuttiXxhash)
-include(TuttiHDF5)
+tutti_find(TuttiKokkos)
+tutti_find(TuttiXxhash)
+tutti_find(TuttiHDF5)
 if(TUTTI_ENABLE_NCCL)
-  include(TuttiNccl)
+  tutti_find(TuttiNccl)
 endif()
 if(TUTTI_ENABLE_APPS)
   find_package(CLI11 REQUIRED)

@@ -2,6 +2,8 @@
 # tutti::hdf5: the C library of a parallel HDF5, 1.10 to 2.x; a serial one is refused.
 # Installed beside tuttiConfig.cmake, so it is also what a consumer runs; there
 # TUTTI_BUILT_WITH_HDF5_WRAPPER is that of tutti's own build, taken before the system's.
+# Sets TUTTI_LACKS to what is missing: an error of tutti's own build, but a consumer may do without
+# tutti.
 set(HDF5_PREFER_PARALLEL TRUE)
 if(NOT HDF5_ROOT AND NOT DEFINED ENV{HDF5_ROOT})
   # Debian may have a serial, an MPICH and an Open MPI flavour side by side, and h5pcc names any of
@@ -12,12 +14,16 @@ if(NOT HDF5_ROOT AND NOT DEFINED ENV{HDF5_ROOT})
 endif()
 find_package(HDF5 COMPONENTS C)
 if(NOT HDF5_FOUND)
-  message(FATAL_ERROR "no HDF5 found (neither its compiler wrapper h5pcc nor its CMake package); "
+  string(CONCAT TUTTI_LACKS
+    "no HDF5 found (neither its compiler wrapper h5pcc nor its CMake package); "
     "install libhdf5-openmpi-dev or give -DHDF5_ROOT=<prefix of a parallel HDF5>")
+  return()
 endif()
 if(NOT HDF5_IS_PARALLEL)
-  message(FATAL_ERROR "HDF5 ${HDF5_VERSION} in ${HDF5_C_INCLUDE_DIRS} cannot be used (it was built "
+  string(CONCAT TUTTI_LACKS
+    "HDF5 ${HDF5_VERSION} in ${HDF5_C_INCLUDE_DIRS} cannot be used (it was built "
     "without MPI); install libhdf5-openmpi-dev or give -DHDF5_ROOT=<prefix of a parallel HDF5>")
+  return()
 endif()
 if(TARGET tutti::hdf5)
   return()

@@ -3,7 +3,14 @@
 # whose include folder does not exist; its headers and library are then named here. Installed beside
 # tuttiConfig.cmake, so it is also what a consumer runs; there TUTTI_BUILT_WITH_KOKKOS_DIR is the
 # Kokkos of tutti's own build, taken before the system's.
-find_package(Kokkos CONFIG REQUIRED HINTS ${TUTTI_BUILT_WITH_KOKKOS_DIR})
+# Sets TUTTI_LACKS to what is missing: an error of tutti's own build, but a consumer may do without
+# tutti.
+find_package(Kokkos CONFIG HINTS ${TUTTI_BUILT_WITH_KOKKOS_DIR})
+if(NOT Kokkos_FOUND)
+  string(CONCAT TUTTI_LACKS "no Kokkos found (its CMake package is missing); install "
+    "libtrilinos-kokkos-dev or give -DKokkos_ROOT=<its prefix>")
+  return()
+endif()
 if(TARGET tutti::kokkos)
   return()
 endif()

@@ -37,8 +37,6 @@ const char* suggestion(int error)
       return "check the path";
     case ENOTDIR:
     case EEXIST:
-    case EISDIR:
-    case ESPIPE:
       return "choose another path";
     default:
       return "check the file system";
@@ -77,7 +75,9 @@ PosixFile PosixFile::open_to_read(const std::filesystem::path& path)
   PosixFile file(path, O_RDONLY | O_NONBLOCK, "open");  // a pipe would wait for a writer
   struct stat status = {};
   if (::fstat(file.descriptor_, &status) != 0) fail("look at", path, errno);
-  if (!S_ISREG(status.st_mode)) fail("read", path, S_ISDIR(status.st_mode) ? EISDIR : ESPIPE);
+  if (!S_ISREG(status.st_mode))
+    throw IoError(
+        fmt::format("cannot read {} (it is no plain file); choose another path", path.string()));
   return file;
 }
 PosixFile PosixFile::open_to_write(const std::filesystem::path& path)

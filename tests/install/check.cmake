@@ -97,3 +97,19 @@ string(REGEX REPLACE "[ \n]+" " " output "${output}")
 if(status EQUAL 0 OR NOT output MATCHES "Kokkos 9.8.7 for CUDA does not fit this tutti")
   message(FATAL_ERROR "a Kokkos of another release was taken (exit status ${status}):\n${output}")
 endif()
+
+# A project that can do without tutti goes on where a library of tutti's is missing.
+file(WRITE ${WORK}/optional/CMakeLists.txt "cmake_minimum_required(VERSION 3.22)
+project(optional LANGUAGES C CXX)
+find_package(tutti QUIET)
+if(tutti_FOUND OR NOT tutti_NOT_FOUND_MESSAGE MATCHES \"^no .+; (install|add) \")
+  message(FATAL_ERROR \"tutti_FOUND: \${tutti_FOUND}; \${tutti_NOT_FOUND_MESSAGE}\")
+endif()
+")
+set(hide -DCMAKE_DISABLE_FIND_PACKAGE_)
+foreach(hidden IN ITEMS -DTUTTI_XXHASH_INCLUDE= ${hide}Kokkos=ON ${hide}HDF5=ON
+    "${hide}hwy=ON;${hide}PkgConfig=ON")
+  file(REMOVE_RECURSE ${WORK}/optional/build)
+  check(${CMAKE_COMMAND} -S ${WORK}/optional -B ${WORK}/optional/build -G ${GENERATOR}
+    -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} ${hidden})
+endforeach()

@@ -294,6 +294,20 @@ def without_requeue_exit(c):
     c.check(job.field("JobState") == "CANCELLED", "a cancelled job stays ended", job)
     c.check(job.output().count("stop requested") == 2, "saved at both", job)
 
+    # Each task of an array asks for itself, also the one whose number is the whole array's.
+    number = c.train("array.sbatch", sbatch=["--array=1-2", "--nodes=1"], starts=1)
+    folder = c.scratch / f"tutti-{number}"
+    tasks = [Job(c, f"{number}_{seed}", folder / f"seed-{seed}") for seed in (1, 2)]
+    for task in tasks:
+        task.wait_for_start(1)
+        c.call("scancel", "--signal=USR1", task.number)
+    for task in tasks:
+        task.wait_for_end()
+        c.check(task.field("Restarts") == "1", "a task is requeued once", task)
+        c.check(task.output().count("stop requested") == 1, "a task saves once", task)
+        c.check("invalid date" not in task.output(), "a task knows its end", task)
+        c.check(task.summary()["steps"] == STEPS, "a task ends its run", task)
+
 
 def test(options):
     c = Cluster(options)

@@ -132,6 +132,7 @@ class Bench:
             self.check(word in "".join(said), f"{what}: the message says '{word}'", result)
         for part in (" (", "); "):
             self.check(part in "".join(said), f"{what}: problem (reason); suggestion", result)
+        self.check("HDF5-DIAG" not in result.err, f"{what}: no library speaks", result)
 
 
 class Background:
@@ -886,6 +887,17 @@ def checkpoint_tools(t):
     whole = older.read_bytes()
     older.write_bytes(whole[: len(whole) // 2])
     tool(1, ["truncated", "step 4"], "ls", folder)
+    for flag in ("--resume", "--init-from"):
+        t.check_refusal(t.train(2, flag, older), 1, ["truncated"], f"{flag} of a file that is cut")
+    # Names of checkpoints that are none: nothing waits for a pipe's other end.
+    pipe, link = folder / "step-000000000008.h5", folder / "step-000000000006.h5"
+    os.mkfifo(pipe)
+    link.symlink_to("nowhere")
+    entries = json.loads(tool(1, ["it is no plain file"], "ls", folder, "--json").out)
+    t.check(entries[1]["bytes"] == 0 and "refused" in entries[1], f"a link: {entries[1]}")
+    t.check_refusal(t.train(2, "--resume", pipe), 1, ["cannot read"], "resume from a pipe")
+    pipe.unlink()
+    link.unlink()
     tool(1, ["bad\n", "truncated"], "verify", older, ranks=2)
     for ranks in (None, 2):
         for code, words, line in (
