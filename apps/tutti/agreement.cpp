@@ -29,12 +29,12 @@ void collectively(MPI_Comm communicator, const std::function<void()>& work)
     throw;
   } catch (const std::bad_alloc&) {
     code = static_cast<int>(ExitCode::error);
-    message =
+    message = text_of_failure(
         "memory is exhausted (an allocation failed); use fewer ranks on the node or a smaller "
-        "model";
+        "model");
   } catch (const std::exception& error) {
     code = static_cast<int>(exit_code_of(error));
-    message = error.what();
+    message = text_of_failure(error.what());
   }
   const int first = first_text(communicator, code, message);
   if (first < 0) return;

@@ -89,7 +89,9 @@ void CallbackParticipant::inspect(Ballot& ballot, std::span<std::uint8_t> has_gr
 {
   check("exchange", exchange_code_);
   tutti_inspection_s inspection{this, &ballot, has_gradient, nullptr};
-  check("inspect", call(callbacks_.inspect, callbacks_.context, &inspection));
+  const int code = call(callbacks_.inspect, callbacks_.context, &inspection);
+  if (inspection.refusal) std::rethrow_exception(inspection.refusal);
+  check("inspect", code);
 }
 
 void CallbackParticipant::stage(const Update& update)
@@ -108,7 +110,9 @@ void CallbackParticipant::confirm(Confirm& confirm)
 {
   check("gather", gather_code_);
   tutti_inspection_s inspection{this, nullptr, {}, &confirm};
-  check("confirm", call(callbacks_.confirm, callbacks_.context, &inspection));
+  const int code = call(callbacks_.confirm, callbacks_.context, &inspection);
+  if (inspection.refusal) std::rethrow_exception(inspection.refusal);
+  check("confirm", code);
 }
 
 void CallbackParticipant::publish() noexcept { callbacks_.publish(callbacks_.context); }

@@ -84,4 +84,7 @@ struct tutti_inspection_s {
   tutti::Ballot* ballot = nullptr;
   std::span<std::uint8_t> has_gradient;
   tutti::Confirm* confirm = nullptr;
+  /// The first refusal of tutti_inspection_add: what was not looked at must not pass for finite,
+  /// whether or not the callback looks at the status.
+  std::exception_ptr refusal = nullptr;
 };

@@ -102,13 +102,12 @@ tutti_status tutti_checkpoint_start(tutti_run run, const char* directory)
     const Save save = may_save(r, directory, "tutti_checkpoint_start");
     note_boundary(r);
     // A writer keeps its copy of the state from save to save.
-    if (!r.writer || r.save_directory != save.directory) {
-      detail::on_all_ranks(r.topology->topology.world(), [&] {
-        r.writer = std::make_unique<CheckpointWriter>(r.topology->topology, save.directory,
-                                                      options_of_save(r));
-        r.save_directory = save.directory;
-      });
-    }
+    detail::on_all_ranks(r.topology->topology.world(), [&] {
+      if (r.writer && r.save_directory == save.directory) return;
+      r.writer = std::make_unique<CheckpointWriter>(r.topology->topology, save.directory,
+                                                    options_of_save(r));
+      r.save_directory = save.directory;
+    });
     r.writer->start(*save.boundary);
     leave_save(r);
     r.coordinator->track_save(r.writer->id(), [&writer = *r.writer] { return writer.report(); });

@@ -123,6 +123,9 @@ struct tutti_run_s {
     } catch (const tutti::Error& error) {
       open.fail(static_cast<std::int64_t>(error.code()), error.what());
       throw;
+    } catch (...) {
+      open.fail(static_cast<std::int64_t>(tutti::ErrorCode::device), "out of memory");
+      throw;
     }
   }
 };

@@ -343,12 +343,17 @@ tutti_status tutti_inspection_add(tutti_inspection inspection, int64_t parameter
 {
   return guarded([&] {
     tutti_inspection_s& i = given(inspection, "the inspection");
-    if (parameter < 0 || first < 0 || count < 0)
-      throw InvalidArgument(fmt::format(
-          "parameter {}, first {}, count {} are refused (one is negative); give 0 or more",
-          parameter, first, count));
-    i.participant->show(i, static_cast<std::size_t>(parameter), static_cast<std::size_t>(first),
-                        static_cast<std::size_t>(count), part, type, space, values);
+    try {
+      if (parameter < 0 || first < 0 || count < 0)
+        throw InvalidArgument(fmt::format(
+            "parameter {}, first {}, count {} are refused (one is negative); give 0 or more",
+            parameter, first, count));
+      i.participant->show(i, static_cast<std::size_t>(parameter), static_cast<std::size_t>(first),
+                          static_cast<std::size_t>(count), part, type, space, values);
+    } catch (...) {
+      if (!i.refusal) i.refusal = std::current_exception();
+      throw;
+    }
   });
 }
 

@@ -545,8 +545,8 @@ tutti_status tutti_step(tutti_run run, tutti_outcome* outcome)
       throw;
     }
     r.window.reset();
+    if (outcome != nullptr) *outcome = plain(r.outcome);  // it stands, whatever the copy says
     if (r.outcome.committed()) r.write_bound_weights();
-    if (outcome != nullptr) *outcome = plain(r.outcome);
   });
 }
 

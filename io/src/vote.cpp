@@ -30,15 +30,16 @@ Problem attempt(const std::function<void()>& work)
   } catch (const MpiError&) {
     throw;
   } catch (const IllegalState& error) {
-    return {illegal_state, error.what()};
+    return {illegal_state, text_of_failure(error.what())};
   } catch (const Error& error) {
-    return {error.code(), error.what()};
+    return {error.code(), text_of_failure(error.what())};
   } catch (const std::bad_alloc&) {
-    return {ErrorCode::io, "out of memory for a checkpoint (allocation failed); use more ranks"};
+    return {ErrorCode::io, text_of_failure("out of memory for a checkpoint (allocation failed); "
+                                           "use more ranks")};
   } catch (const std::exception& error) {
-    return {ErrorCode::io, error.what()};
+    return {ErrorCode::io, text_of_failure(error.what())};
   } catch (...) {
-    return {ErrorCode::io, "an exception that is not a std::exception"};
+    return {ErrorCode::io, text_of_failure("an exception that is not a std::exception")};
   }
 }
 

@@ -24,11 +24,11 @@ void all_or_throw(MPI_Comm communicator, Work&& work)
   } catch (const MpiError&) {
     throw;
   } catch (const std::bad_alloc&) {
-    text = "memory is exhausted (an allocation failed); use more ranks or nodes";
+    text = text_of_failure("memory is exhausted (an allocation failed); use more ranks or nodes");
   } catch (const std::exception& error) {
-    text = error.what();
+    text = text_of_failure(error.what());
   } catch (...) {
-    text = "an exception that is not a std::exception";
+    text = text_of_failure("an exception that is not a std::exception");
   }
   text = first_text(communicator, text);
   if (!text.empty()) throw Thrown(text);

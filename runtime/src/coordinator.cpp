@@ -49,6 +49,11 @@ void validate(const std::vector<Participant*>& participants, const CoordinatorOp
                 policy.max_skip_rate, "in [0, 1]");
   refuse_unless(policy.skip_window >= 1 && policy.skip_window <= 64, "skip_window",
                 static_cast<double>(policy.skip_window), "in [1, 64]");
+  const LearningRateSchedule& schedule = policy.schedule;
+  refuse_unless(schedule.kind == ScheduleKind::constant || schedule.horizon > 0, "schedule horizon",
+                0, "at least 1, where the rate decays");
+  refuse_unless(schedule.final_factor >= 0 && schedule.final_factor <= 1, "final factor",
+                schedule.final_factor, "in [0, 1]");
   if (!scaling.enabled) return;
   refuse_unless(positive(scaling.initial), "initial loss scale", scaling.initial, "finite and > 0");
   refuse_unless(scaling.growth_factor >= 1 && std::isfinite(scaling.growth_factor), "growth factor",
@@ -584,6 +589,7 @@ class Coordinator::Attempt {
                              c_.checkpoint_step_,
                              failed_here_.exists() ? std::move(text_) : std::string(),
                              {}};
+    if (c_.options_.watchdog != nullptr) c_.options_.watchdog->resume();
     const int rank = detail::speaker(at, outcome);
     const bool speaks = rank == c_.topology_.rank();
     Incident incident;

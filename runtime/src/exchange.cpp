@@ -66,6 +66,11 @@ std::string refusal(const Topology& topology, const ShardPlan& plan, const Excha
         plan.data_parallel(), plan.model_parallel(), topology.data_parallel(),
         topology.model_parallel());
   }
+  try {
+    gpu_aware_mpi();  // asked by those ranks alone that it matters to; what it refuses ends all
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
   if (options.message_bytes == 0) {
     return "messages of 0 bytes cannot carry anything (message_bytes is 0); use 1 GiB";
   }

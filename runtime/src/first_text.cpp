@@ -29,6 +29,15 @@ std::string first_text(MPI_Comm communicator, std::string text)
   return text;
 }
 
+std::string text_of_failure(const char* what) noexcept
+{
+  try {
+    return what;
+  } catch (...) {
+    return "out of memory";  // short enough to need none
+  }
+}
+
 void broadcast_text(MPI_Comm communicator, std::string& text, int root)
 {
   std::uint64_t length = text.size();

@@ -10,6 +10,7 @@
 
 #include "tutti/coordinator.hpp"
 #include "tutti/error.hpp"
+#include "tutti/first_text.hpp"
 
 namespace tutti {
 namespace detail {
@@ -19,10 +20,10 @@ namespace detail {
 template <class Work>
 void guarded(Phase phase, int rank, Failure& failure, std::string& text, Work&& work)
 {
-  const auto flag = [&](std::int64_t code, const std::string& what) {
+  const auto flag = [&](std::int64_t code, const char* what) {
     if (failure.exists()) return;
     failure = {static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(rank), code};
-    text = what;
+    text = text_of_failure(what);
   };
   try {
     work();

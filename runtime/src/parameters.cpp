@@ -162,6 +162,7 @@ SlotLayout::SlotLayout(const ParameterSet& parameters, int model_parallel, int s
 
 std::size_t SlotLayout::byte_offset(std::size_t block) const
 {
+  if (block == blocks()) return bytes_;  // where an empty piece at the end begins
   const std::uint32_t parameter = parameter_of_block_[block];
   return piece_byte_offset_[parameter] + (block - pieces_[parameter].first_block) * block_elements *
                                              bytes_of(precision_[parameter]);

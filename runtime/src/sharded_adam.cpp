@@ -45,7 +45,9 @@ void validate(const AdamOptions& o)
     refuse("learning rate", o.learning_rate, "finite and >= 0");
   if (!(o.beta1 >= 0 && o.beta1 < 1)) refuse("beta1", o.beta1, "in [0, 1)");
   if (!(o.beta2 >= 0 && o.beta2 < 1)) refuse("beta2", o.beta2, "in [0, 1)");
-  if (!(o.epsilon > 0) || !std::isfinite(o.epsilon)) refuse("epsilon", o.epsilon, "finite and > 0");
+  const auto epsilon = static_cast<float>(o.epsilon);  // as the update takes it
+  if (!(epsilon > 0) || !std::isfinite(epsilon))
+    refuse("epsilon", o.epsilon, "finite and > 0 in fp32");
   if (!(o.weight_decay >= 0) || !std::isfinite(o.weight_decay))
     refuse("weight decay", o.weight_decay, "finite and >= 0");
   if (!(o.ema_decay >= 0 && o.ema_decay < 1)) refuse("EMA decay", o.ema_decay, "in [0, 1)");
@@ -362,7 +364,8 @@ void ShardedAdam::close()
     if (s.has[p] && s.local_sum.bytes() != 0)
       s.device.copy(s.exchange.contribution() + s.contribution_offset(p), s.local_total(p),
                     s.layout.piece(p).elements * sizeof(float));
-    if (s.has[p] || !s.dirty[p]) continue;
+    // Without a sum of its own the caller writes there, and may have before it gave up.
+    if (s.has[p] || (s.summed_locally && !s.dirty[p])) continue;
     s.clear(s.exchange.contribution() + s.contribution_offset(p),
             s.layout.piece(p).elements * bytes_of(s.wire_precision(p)));
     s.dirty[p] = 0;

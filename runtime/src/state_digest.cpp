@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "all_or_throw.hpp"
 #include "tutti/device.hpp"
 #include "tutti/digest.hpp"
 #include "tutti/digest_elements.hpp"
@@ -64,8 +65,10 @@ std::uint64_t state_digest(std::span<Participant* const> participants, MPI_Comm 
   int rank = 0;
   check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
   std::uint64_t sum = 0;
-  for (Participant* participant : participants)
-    sum += state_digest_part(participant->name(), participant->state(), rank);
+  detail::all_or_throw<DeviceError>(communicator, [&] {
+    for (Participant* participant : participants)
+      sum += state_digest_part(participant->name(), participant->state(), rank);
+  });
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_UINT64_T, MPI_SUM, communicator),
             "MPI_Allreduce of the state digest");
   return sum;

@@ -135,7 +135,9 @@ typedef struct tutti_callbacks {
   int (*confirm)(void* context, tutti_inspection inspection);
   /** The staged update becomes the state. Cannot fail. */
   void (*publish)(void* context);
-  /** The staged update is forgotten; after a window that was not staged it is not called. */
+  /** The staged update, or what there is of it, is forgotten. After a window that no optimizer
+   * staged it is not called; where another one's `stage` failed first, it is called without this
+   * one's having been. So is `gather`, which all ranks enter. */
   void (*discard)(void* context);
   /** The arrays of tutti_state_bind were overwritten by a checkpoint on all ranks. */
   void (*restored)(void* context);

@@ -16,6 +16,10 @@ int first_text(MPI_Comm communicator, int& code, std::string& text);
 /// The same without a code: the text of the lowest rank that has one; empty if none has.
 std::string first_text(MPI_Comm communicator, std::string text);
 
+/// What an exception says, "out of memory" where there is none even for that: whoever has failed
+/// must get to the vote.
+std::string text_of_failure(const char* what) noexcept;
+
 /// Collective over `communicator`: the text of rank `root` on all ranks.
 void broadcast_text(MPI_Comm communicator, std::string& text, int root);
 

@@ -94,8 +94,8 @@ class SlotLayout {
   std::size_t blocks() const { return parameter_of_block_.size(); }
   std::uint32_t parameter_of(std::size_t block) const { return parameter_of_block_[block]; }
   Precision precision_of(std::size_t block) const { return precision_[parameter_of_block_[block]]; }
-  /// Byte offset of a block in a buffer in model precision (each piece starts 64-byte aligned), and
-  /// the total.
+  /// Byte offset of a block in a buffer in model precision (each piece starts 64-byte aligned); of
+  /// block blocks() it is the total.
   std::size_t byte_offset(std::size_t block) const;
   std::size_t bytes() const { return bytes_; }
 

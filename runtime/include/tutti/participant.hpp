@@ -91,7 +91,8 @@ class Participant {
   virtual void confirm(Confirm& confirm) = 0;
   /// Local: the staged update becomes the state. Allocates nothing, cannot fail.
   virtual void publish() noexcept = 0;
-  /// Local: the staged update is forgotten; the state is byte for byte what it was.
+  /// Local: the staged update, or what there is of it, is forgotten; the state is byte for byte
+  /// what it was. Where another participant's stage() failed first, this one's was not called.
   virtual void discard() noexcept = 0;
 
   /// The arrays as they are now, in the committed state.
