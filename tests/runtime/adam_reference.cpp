@@ -29,8 +29,8 @@ constexpr std::size_t elements[parameter_count] = {9001, 5000, 300};
 float gradient(int window, int rank, std::uint32_t micro, std::size_t p, std::size_t e)
 {
   constexpr float size[windows] = {1, 4, 0.5, 2};
-  const std::uint64_t hash = mix64(mix64(static_cast<std::uint64_t>(100 * window + rank), micro),
-                                   mix64(p, e));
+  const std::uint64_t hash =
+      mix64(mix64(static_cast<std::uint64_t>(100 * window + rank), micro), mix64(p, e));
   return size[window] * (static_cast<float>(hash % 4097) - 2048) / 4096;
 }
 
@@ -66,12 +66,14 @@ struct SerialAdam {
       v[p].assign(elements[p], 0);
     }
   }
-  void step(int window, int ranks, std::uint32_t micros, double nominal, double factor, bool decoupled)
+  void step(int window, int ranks, std::uint32_t micros, double nominal, double factor,
+            bool decoupled)
   {
     std::vector<double> g[parameter_count];
     double count = 0, squares = 0;
     for (int r = 0; r < ranks; ++r)
-      for (std::uint32_t k = 0; k < micros; ++k) count += static_cast<double>(samples(window, r, k));
+      for (std::uint32_t k = 0; k < micros; ++k)
+        count += static_cast<double>(samples(window, r, k));
     for (std::size_t p = 0; p < parameter_count; ++p) {
       g[p].assign(elements[p], 0);
       for (int r = 0; r < ranks; ++r)
@@ -184,8 +186,8 @@ TEST_CASE("windows of all ranks make the state that a serial Adam makes")
         Policy policy;
         policy.update = update;
         policy.max_norm = max_norm(ranks);
-        policy.schedule = {.kind = ScheduleKind::linear, .warmup = 1, .horizon = 6,
-                           .final_factor = 0.1};
+        policy.schedule = {
+            .kind = ScheduleKind::linear, .warmup = 1, .horizon = 6, .final_factor = 0.1};
         const auto nominal = static_cast<std::uint64_t>(4 * ranks);
         Job job(parameters, options, 1, policy, nominal);
         job.adam.initialize([](std::size_t p) {
@@ -196,12 +198,22 @@ TEST_CASE("windows of all ranks make the state that a serial Adam makes")
         SerialAdam serial;
         const int rank = job.topology.rank();
         for (int w = 0; w < windows; ++w) {
+          if (w == 1) {  // an attempt that makes no step moves nothing, the schedule neither
+            Window bad = job.coordinator->open_window();
+            for (std::uint32_t k = 0; k < micros; ++k) {
+              for (std::size_t p = 0; p < parameter_count; ++p)
+                fill(job.adam, p, std::numeric_limits<float>::infinity());
+              bad.add_micro_batch(1, 1);
+            }
+            REQUIRE_FALSE(job.coordinator->step(bad).committed());
+          }
           Window window = job.coordinator->open_window();
           for (std::uint32_t k = 0; k < micros; ++k) {
             for (std::size_t p = 0; p < parameter_count; ++p) {
               if (has(w, rank, ranks, p)) {
                 auto* const values = static_cast<float*>(job.adam.gradient(p));
-                for (std::size_t e = 0; e < elements[p]; ++e) values[e] = gradient(w, rank, k, p, e);
+                for (std::size_t e = 0; e < elements[p]; ++e)
+                  values[e] = gradient(w, rank, k, p, e);
               } else {  // what was written before it was given up counts as little
                 fill(job.adam, p, 1000);
                 job.adam.set_absent(p);
@@ -260,9 +272,8 @@ TEST_CASE("a slot may hold nothing of the last parameter, or nothing at all")
     if (!alone) parameters.add({.name = "first", .shape = {3, 5}});
     parameters.add({.name = "single", .shape = {1}, .placement = Placement::split});
     Job job(parameters, {}, 2, {}, 4);
-    job.adam.initialize([&](std::size_t p) {
-      return std::vector<float>(parameters[p].elements(), 1);
-    });
+    job.adam.initialize(
+        [&](std::size_t p) { return std::vector<float>(parameters[p].elements(), 1); });
     for (int w = 0; w < 3; ++w) {
       Window window = job.coordinator->open_window();
       for (std::size_t p = 0; p < parameters.size(); ++p) {
